@@ -1,0 +1,47 @@
+# make demo | make test: both make the environment first. PIP_ARGS reaches every pip install, for instance
+#   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+# where plain `torch` would bring the CUDA build.
+PYTHON ?= python3
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: env demo test lint types docs docs-check bench clean
+.DEFAULT_GOAL := env
+
+env: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("kvquilt needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: env
+	$(BIN)/kvquilt models fetch smollm2
+	$(BIN)/kvquilt demo
+
+test: env
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: env
+	$(BIN)/mypy
+
+docs: env
+	$(BIN)/python scripts/gen_docs.py
+
+docs-check: env
+	$(BIN)/python scripts/gen_docs.py --check
+
+bench: env
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/kvquilt bench ttft
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
