@@ -1,0 +1,118 @@
+"""Settings: one frozen object whose every value knows where it came from.
+
+Lowest to highest: the default, the environment (``KVQUILT_*``), a YAML file, what the caller gave as a flag.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from platformdirs import user_cache_path, user_data_path
+from pydantic import AfterValidator, ByteSize, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from kvquilt.errors import ConfigError, nearest
+
+_PREFIX = "KVQUILT_"
+_GIB = 1 << 30
+
+Folder = Annotated[Path, AfterValidator(lambda path: path.expanduser())]
+Sources = dict[str, str]
+
+
+class Settings(BaseSettings):
+    """What kvquilt can be told from outside. Sizes accept ``4GiB``; ``None`` means: let kvquilt choose."""
+
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
+
+    store_dir: Folder = Field(
+        default_factory=lambda: user_data_path("kvquilt") / "store", description="where compiled segments are kept"
+    )
+    cache_dir: Folder = Field(
+        default_factory=lambda: user_cache_path("kvquilt"), description="converted models and the last answer"
+    )
+    models_dir: Folder | None = Field(None, description="folder with local models; names are looked up there first")
+    memory_bytes: ByteSize = Field(ByteSize(4 * _GIB), ge=0, description="budget of the memory tier")
+    disk_bytes: ByteSize = Field(ByteSize(50 * _GIB), ge=0, description="budget of the disk tier")
+    model: str = Field("smollm2", min_length=1, description="Hugging Face id, local path, GGUF file or smollm2")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(None, description="of weights and caches")
+    device: str | None = Field(None, min_length=1, description="torch device, such as cpu or cuda:0")
+    threads: int | None = Field(None, ge=1, description="CPU threads of torch")
+    method: str = Field("auto", min_length=1, description="how documents are reused")
+    policy: str = Field("auto", min_length=1, description="whether the gate's verdict is obeyed")
+    max_new_tokens: int = Field(128, ge=1, description="longest answer in tokens")
+    gate_max_kl: float = Field(0.1, gt=0, description="mean KL per token to full prefill that still passes")
+    gate_min_top1: float = Field(0.9, ge=0, le=1, description="share of equal top tokens that still passes")
+    gate_seconds: float = Field(20, gt=0, description="time that compile spends on its closing gate")
+    passage_tokens: int = Field(256, ge=16, description="longest passage that files are split into")
+    top_k: int = Field(4, ge=1, description="passages retrieved for one question")
+    tenant: str | None = Field(None, min_length=1, description="whose segments; tenants never share")
+
+    @classmethod
+    def resolve(
+        cls, config_file: Path | str | None = None, flags: Mapping[str, Any] | None = None
+    ) -> tuple[Settings, Sources]:
+        """Settings from every source, and for each field ``default``, ``environment X``, ``file PATH`` or ``flag``.
+
+        Args:
+            config_file: YAML file; by default what ``KVQUILT_CONFIG`` names, if anything.
+            flags: values the caller gave; ``None`` stands for "not given".
+
+        Raises:
+            ConfigError: an unknown name, with the nearest valid one; or an invalid value, with field, source and rule.
+        """
+        values: dict[str, Any] = {}
+        sources: Sources = dict.fromkeys(cls.model_fields, "default")
+        environment = _environment(frozenset(cls.model_fields))
+        from_environment = environment.pop("config", None)
+        named = config_file or from_environment
+        layers = [(f"environment {_PREFIX}{{}}", environment)]
+        if named is not None:
+            path = Path(named).expanduser()
+            layers.append((f"file {path}", _read_yaml(path)))
+        layers.append(("flag", {k: v for k, v in (flags or {}).items() if v is not None}))
+        for label, layer in layers:
+            for name, value in layer.items():
+                if name not in sources:
+                    raise ConfigError(f"{name} ({label})", f"no such setting{nearest(name, cls.model_fields)}")
+                values[name], sources[name] = value, label.format(name.upper())
+        try:
+            return cls(**values), sources
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name = str(first["loc"][0])
+            raise ConfigError(f"{name} ({sources[name]})", first["msg"], first["input"]) from None
+
+
+def _environment(known: frozenset[str]) -> dict[str, Any]:
+    """The ``KVQUILT_*`` variables that are set and not empty, by field name."""
+    found = {}
+    for variable, value in os.environ.items():
+        name = variable.removeprefix(_PREFIX).lower()
+        if not variable.startswith(_PREFIX) or not value:
+            continue
+        if name not in known and name != "config":
+            hint = nearest(variable, [_PREFIX + field.upper() for field in (*known, "config")])
+            raise ConfigError(variable, f"no such setting{hint}")
+        found[name] = value
+    return found
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("config", f"the file cannot be read: {error.strerror}", str(path)) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" (line {where.line + 1})" if where else ""
+        raise ConfigError("config", f"the file is not valid YAML{line}", str(path)) from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigError("config", "the file must hold `name: value` lines", str(path))
+    return content
