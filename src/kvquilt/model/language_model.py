@@ -1,0 +1,222 @@
+"""A loaded model and its row-wise forward: the one place where kvquilt runs a transformer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kvquilt.errors import NumericsError, UnsupportedModelError
+from kvquilt.identity import Fingerprint, digest_fields
+from kvquilt.model import attention
+from kvquilt.model.attention import RowPlan, active
+from kvquilt.model.capability import Capability, inspect
+from kvquilt.model.slots import SlotCache, SlotPool
+
+_PROBE_SHIFT = 37
+_PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
+
+
+@dataclass(eq=False, slots=True)
+class RowCounter:
+    """Rows that passed the decoder layers, counted by hooks on the model.
+
+    Attributes:
+        rows: rows that entered the first layer (batch x rows).
+        token_layers: the same summed over all layers.
+    """
+
+    rows: int = 0
+    token_layers: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class LanguageModel:
+    """A frozen decoder, its tokenizer and what is known about them.
+
+    `hf` runs under kvquilt's attention function; use `forward`, which is thread-safe (one forward at a time).
+    """
+
+    hf: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    capability: Capability
+    fingerprint: Fingerprint
+    pool: SlotPool
+    threads: int
+    stop_ids: frozenset[int]
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    @classmethod
+    def wrap(cls, hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, weights: str) -> LanguageModel:
+        """Take over a loaded transformers model.
+
+        Args:
+            weights: digest of the weights, see `kvquilt.model.load`.
+
+        Raises:
+            UnsupportedModelError: with the reason, when its keys cannot be moved.
+        """
+        hf.eval().requires_grad_(False)
+        capability = inspect(hf)
+        attention.register()
+        hf.set_attn_implementation(attention.NAME)
+        pool = SlotPool(
+            capability.layers, capability.kv_heads, capability.key_dim, capability.value_dim, hf.dtype, hf.device
+        )
+        model = cls(
+            hf=hf,
+            tokenizer=tokenizer,
+            name=name,
+            capability=capability,
+            fingerprint=_fingerprint(hf, tokenizer, capability, weights),
+            pool=pool,
+            threads=torch.get_num_threads(),
+            stop_ids=_stop_ids(hf, tokenizer),
+        )
+        model._probe_rotation()
+        return model
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.hf.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.hf.device
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        plan: RowPlan,
+        cache: SlotCache,
+        logits: Literal["last", "all", "none"] = "last",
+        counter: RowCounter | None = None,
+    ) -> torch.Tensor | None:
+        """Compute the plan's rows: write their keys and values into `cache`, attend by slot, return logits.
+
+        Args:
+            ids: ``[batch, rows]`` int64 token ids of the plan's rows, in the plan's order.
+            cache: its `filled` is set to the plan's afterwards.
+
+        Returns:
+            fp32 logits ``[batch, vocabulary]`` of the last row, ``[batch, rows, vocabulary]``, or ``None``.
+
+        Raises:
+            NumericsError: the logits hold NaN, or nothing finite.
+        """
+        positions = (plan.rows + plan.offset).to(self.device)[None]
+        with self._lock, torch.inference_mode(), active(plan), _counting(self.hf, counter):
+            inputs: dict[str, Any] = {
+                "input_ids": ids.to(self.device),
+                "position_ids": positions.expand(ids.shape[0], -1),
+                "cache": cache,
+                "use_cache": True,
+            }
+            if logits == "none":
+                self.hf.base_model(**inputs)
+                out = None
+            else:
+                out = self.hf(**inputs, logits_to_keep=1 if logits == "last" else 0).logits.float()
+        cache.filled = max(cache.filled, plan.filled)
+        if out is None:
+            return None
+        if not torch.isfinite(out.amax(-1)).all():
+            raise NumericsError(f"{self.name} produced NaN or infinite logits; try dtype float32")
+        return out[:, -1] if logits == "last" else out
+
+    def encode(self, ids: torch.Tensor, behind: SlotCache | None = None) -> SlotCache:
+        """Compile pass: run ``[batch, tokens]`` ids alone, or behind the filled slots of `behind` (batch of one).
+
+        Returns a cache from the pool, to be released by the caller. Right-padded rows are harmless: under a causal
+        mask no real row sees them.
+        """
+        batch, tokens = ids.shape
+        start = behind.filled if behind is not None else 0
+        cache = self.pool.acquire(start + tokens, batch)
+        try:
+            if behind is not None:
+                cache.slot_keys[:, :, :, :start] = behind.slot_keys[:, :, :, :start]
+                cache.slot_values[:, :, :, :start] = behind.slot_values[:, :, :, :start]
+            self.forward(ids, RowPlan(torch.arange(start, start + tokens), start + tokens), cache, "none")
+        except BaseException:
+            self.pool.release(cache)
+            raise
+        return cache
+
+    def _probe_rotation(self) -> None:
+        """Refuse a model whose keys do not move as its table says: whole-prompt shifts must be pure rotations.
+
+        Catches interleaved layouts, absolute positions and per-layer exceptions that no configuration field tells.
+        """
+        vocabulary = self.hf.config.get_text_config().vocab_size
+        ids = torch.arange(1, 9)[None] * 7 % vocabulary
+        here, there = self.pool.acquire(8), self.pool.acquire(8)
+        self.forward(ids, RowPlan(torch.arange(8), 8), here, "none")
+        self.forward(ids, RowPlan(torch.arange(8), 8, offset=_PROBE_SHIFT), there, "none")
+        tolerance = _PROBE_TOLERANCE[self.dtype]
+        for layer, table in enumerate(self.capability.tables):
+            fresh, moved = there.slot_keys[layer, :, :, :8], here.slot_keys[layer, :, :, :8].clone()
+            if table is not None:
+                table.rotate(here.slot_keys[layer, :, :, :8], _PROBE_SHIFT, moved)
+            error = float((fresh.float() - moved.float()).norm() / fresh.float().norm().clamp_min(1e-6))
+            if not error <= tolerance:
+                raise UnsupportedModelError(
+                    f"{self.name}: keys of layer {layer} do not move by their rotary table (relative error {error:.2g})"
+                )
+        self.pool.release(here)
+        self.pool.release(there)
+
+
+@contextmanager
+def _counting(hf: PreTrainedModel, counter: RowCounter | None) -> Iterator[None]:
+    """Count rows entering every decoder layer of this forward."""
+    if counter is None:
+        yield
+        return
+
+    def count(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        rows = hidden.shape[0] * hidden.shape[1]
+        counter.token_layers += rows
+        if module is layers[0]:
+            counter.rows += rows
+
+    layers = hf.base_model.layers
+    handles = [layer.register_forward_pre_hook(count, with_kwargs=True) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _fingerprint(
+    hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, capability: Capability, weights: str
+) -> Fingerprint:
+    tables = [(f"layer {i}", t.inv_freq.cpu().numpy().tobytes() if t else None) for i, t in enumerate(capability.tables)]
+    scaling = [
+        (name, repr(float(getattr(hf.base_model.rotary_emb, name))))
+        for name in sorted(vars(hf.base_model.rotary_emb))
+        if name.endswith("attention_scaling")
+    ]
+    windows = [(f"window {i}", None if w is None else str(w)) for i, w in enumerate(capability.windows)]
+    serial = tokenizer.backend_tokenizer.to_str()
+    return Fingerprint(
+        weights=weights,
+        tokenizer=digest_fields("kvquilt 2026-11 tokenizer v1", [("tokenizer", serial)]),
+        rope=digest_fields("kvquilt 2026-11 rope v1", tables + scaling + windows),
+        dtype=str(hf.dtype).removeprefix("torch."),
+    )
+
+
+def _stop_ids(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """End-of-answer ids: the generation configuration's, else the tokenizer's."""
+    configured = hf.generation_config.eos_token_id if hf.generation_config is not None else None
+    ids = configured if isinstance(configured, list) else [configured]
+    return frozenset(i for i in [*ids, tokenizer.eos_token_id] if i is not None)

@@ -1,0 +1,122 @@
+"""The slot cache: a preallocated key-value cache that rows are scattered into."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from kvquilt.errors import IntegrityError
+from kvquilt.model.attention import current_plan
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's view of the slots. Writing needs a row plan, so a cache handed to `generate` fails at once."""
+
+    is_croppable = False
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: slots exist before the first update."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scatter ``[batch, kv_heads, rows, dim]`` into the plan's rows; return the filled slots, not a copy."""
+        plan = current_plan()
+        if plan is None:
+            raise IntegrityError("a slot cache is written through a row plan only; it cannot be passed to generate()")
+        index = plan.index
+        self.keys[:, :, index] = key_states
+        self.values[:, :, index] = value_states
+        return self.keys[:, :, : plan.filled], self.values[:, :, : plan.filled]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length(), 0
+
+    def get_seq_length(self) -> int:
+        plan = current_plan()
+        return plan.filled if plan is not None else 0
+
+    def get_max_length(self) -> int:
+        return int(self.keys.shape[2])
+
+
+class SlotCache(Cache):
+    """Slots of one request (or of one compile batch).
+
+    Attributes:
+        keys: ``[layers, batch, kv_heads, capacity, key_dim]``; values likewise with value_dim. Owned and private:
+            stored segments are copied in and never written.
+        filled: slots in use, always a prefix of the capacity. What lies behind is garbage and never read.
+    """
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__(layers=[SlotLayer(k, v) for k, v in zip(keys, values, strict=True)])
+        self.slot_keys, self.slot_values = keys, values
+        self.filled = 0
+
+    @property
+    def capacity(self) -> int:
+        return int(self.slot_keys.shape[3])
+
+    @property
+    def nbytes(self) -> int:
+        return self.slot_keys.nbytes + self.slot_values.nbytes
+
+
+class SlotPool:
+    """Hands out slot caches and keeps the last one that came back.
+
+    Fresh memory costs a page fault per 4 KiB, 30 ms for 4096 tokens of a 135M model, which is a quarter of the whole
+    time to first token; one recycled buffer avoids it and bounds what is kept.
+    """
+
+    def __init__(
+        self, layers: int, kv_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._layers, self._heads, self._dims = layers, kv_heads, (key_dim, value_dim)
+        self._dtype, self._device = dtype, device
+        self._spare: SlotCache | None = None
+        self._lock = threading.Lock()
+        self.lent = 0
+
+    def acquire(self, capacity: int, batch: int = 1) -> SlotCache:
+        """An empty cache with room for at least `capacity` tokens; give it back with `release`."""
+        with self._lock:
+            spare, self.lent = self._spare, self.lent + 1
+            # the slack bound keeps a huge buffer from serving, and being held by, small requests
+            if spare is not None and batch == 1 and capacity <= spare.capacity <= 4 * capacity + 1024:
+                self._spare = None
+                spare.filled = 0
+                return spare
+        room = -(-capacity // 64) * 64
+        key_dim, value_dim = self._dims
+        shape = (self._layers, batch, self._heads, room)
+        return SlotCache(
+            torch.empty(*shape, key_dim, dtype=self._dtype, device=self._device),
+            torch.empty(*shape, value_dim, dtype=self._dtype, device=self._device),
+        )
+
+    def release(self, cache: SlotCache) -> None:
+        with self._lock:
+            self.lent -= 1
+            if cache.slot_keys.shape[1] == 1:
+                self._spare = cache
+
+    def grow(self, cache: SlotCache, capacity: int) -> SlotCache:
+        """`cache` itself if it has the room, else a larger one with the filled slots copied; the old one is released."""
+        if capacity <= cache.capacity:
+            return cache
+        larger = self.acquire(capacity)
+        larger.slot_keys[:, :, :, : cache.filled] = cache.slot_keys[:, :, :, : cache.filled]
+        larger.slot_values[:, :, :, : cache.filled] = cache.slot_values[:, :, :, : cache.filled]
+        larger.filled = cache.filled
+        self.release(cache)
+        return larger
