@@ -21,15 +21,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from blake3 import blake3
 from filelock import FileLock
 
 from kvquilt.errors import ModelError, ModelNotFoundError, UnsupportedModelError
-
-if TYPE_CHECKING:
-    import torch
 
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -61,14 +58,17 @@ def fetch_smollm2(cache_dir: Path) -> Path:
     return target
 
 
-def smollm2_folder(cache_dir: Path, dtype: torch.dtype) -> Path:
+def smollm2_folder(cache_dir: Path, dtype: str) -> Path:
     """Folder of the default model in `dtype`, fetched and unpacked if need be; raises as the two steps do."""
     folder = _folder(cache_dir, Path(SMOLLM2_FILE), SMOLLM2_SHA256, dtype)
     return folder if _damage(folder) is None else convert_gguf(fetch_smollm2(cache_dir), cache_dir, dtype)
 
 
-def convert_gguf(gguf_path: Path, cache_dir: Path, dtype: torch.dtype) -> Path:
-    """Folder with config, tokenizer and weights of `gguf_path` in `dtype`, unpacked now or earlier, digests verified.
+def convert_gguf(gguf_path: Path, cache_dir: Path, dtype: str) -> Path:
+    """Folder with config, tokenizer and weights of `gguf_path`, unpacked now or earlier, every digest verified.
+
+    Args:
+        dtype: ``bfloat16``, ``float16`` or ``float32``, of the unpacked weights.
 
     Raises:
         ModelNotFoundError: there is no such file, or it is not GGUF.
@@ -106,7 +106,8 @@ def convert_gguf(gguf_path: Path, cache_dir: Path, dtype: torch.dtype) -> Path:
     return folder
 
 
-def _build(gguf_path: Path, source: str, building: Path, dtype: torch.dtype) -> None:
+def _build(gguf_path: Path, source: str, building: Path, dtype: str) -> None:
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers import __version__ as transformers_version
 
@@ -119,7 +120,7 @@ def _build(gguf_path: Path, source: str, building: Path, dtype: torch.dtype) -> 
                 alone,
                 gguf_file=gguf_path.name,
                 quantization_config=GgufConfig(dequantize=True),
-                dtype=dtype,
+                dtype=getattr(torch, dtype),
                 local_files_only=True,
             )
         except (ValueError, KeyError, NotImplementedError) as error:
@@ -134,7 +135,7 @@ def _build(gguf_path: Path, source: str, building: Path, dtype: torch.dtype) -> 
     manifest = {
         "format": 1,
         "source": {"file": gguf_path.name, "sha256": source},
-        "dtype": _name(dtype),
+        "dtype": dtype,
         "transformers": transformers_version,
         "files": files,
     }
@@ -209,12 +210,8 @@ def _models(cache_dir: Path) -> Path:
     return models
 
 
-def _folder(cache_dir: Path, gguf: Path, source: str, dtype: torch.dtype) -> Path:
-    return cache_dir / "models" / f"{gguf.stem}-{source[:12]}-{_name(dtype)}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _folder(cache_dir: Path, gguf: Path, source: str, dtype: str) -> Path:
+    return cache_dir / "models" / f"{gguf.stem}-{source[:12]}-{dtype}"
 
 
 def _sha256(path: Path) -> str:
@@ -229,8 +226,9 @@ def _blake3(path: Path) -> str:
 @contextmanager
 def _quiet_unless_terminal() -> Iterator[None]:
     """No progress bars of transformers while stderr is not a terminal."""
-    from transformers.utils import logging as notices
+    from transformers.utils import logging
 
+    notices: Any = logging
     shown = notices.is_progress_bar_enabled()
     if shown and not sys.stderr.isatty():
         notices.disable_progress_bar()
