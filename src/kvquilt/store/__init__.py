@@ -1,0 +1,26 @@
+"""Where compiled segments are kept: a memory tier over a disk tier behind one small interface."""
+
+from kvquilt.store.base import Failure, FailureReason, Hit, Layout, Miss, MissReason, Row, Stored, Tier, TierStats
+from kvquilt.store.disk import DiskTier
+from kvquilt.store.maintenance import GcReport, VerifyReport
+from kvquilt.store.memory import MemoryTier
+from kvquilt.store.store import Held, Store
+
+__all__ = [
+    "DiskTier",
+    "Failure",
+    "FailureReason",
+    "GcReport",
+    "Held",
+    "Hit",
+    "Layout",
+    "MemoryTier",
+    "Miss",
+    "MissReason",
+    "Row",
+    "Store",
+    "Stored",
+    "Tier",
+    "TierStats",
+    "VerifyReport",
+]

@@ -1,0 +1,183 @@
+"""What every tier of the store promises: small immutable answers and the `Tier` protocol."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:  # `kvquilt store ls` must not wait for torch
+    import torch
+
+    from kvquilt.identity import SegmentKey
+    from kvquilt.segment import CompiledSegment
+
+
+class MissReason(StrEnum):
+    """Why a tier has nothing to give for a key."""
+
+    ABSENT = "absent"
+    TRUNCATED = "truncated"
+    CORRUPT = "corrupt"
+    SWAPPED = "swapped"  # a sound file of another segment under this name
+    WRONG_VERSION = "wrong_version"
+    WRONG_DTYPE = "wrong_dtype"
+    WRONG_SHAPE = "wrong_shape"
+    COLLISION = "collision"  # the same digest, other token ids
+    UNREADABLE = "unreadable"  # the operating system refused the read
+
+
+class FailureReason(StrEnum):
+    """Why a tier did not keep a segment."""
+
+    OVER_BUDGET = "over_budget"
+    HELD = "held"  # room could be made only by evicting held segments
+    NO_SPACE = "no_space"
+    READ_ONLY = "read_only"
+    DENIED = "denied"
+    INDEX = "index"
+    IO_ERROR = "io_error"
+
+
+def failure_reason(error: OSError) -> FailureReason:
+    """What an operating system's refusal to write means."""
+    return _REASONS.get(error.errno or 0, FailureReason.IO_ERROR)
+
+
+_REASONS = {
+    errno.ENOSPC: FailureReason.NO_SPACE,
+    errno.EDQUOT: FailureReason.NO_SPACE,
+    errno.EROFS: FailureReason.READ_ONLY,
+    errno.EACCES: FailureReason.DENIED,
+    errno.EPERM: FailureReason.DENIED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a model can attend to: a stored segment of any other layout is a miss."""
+
+    dtype: torch.dtype
+    layers: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    @classmethod
+    def of(cls, segment: CompiledSegment) -> Layout:
+        layers, kv_heads, _, key_dim = segment.keys.shape
+        return cls(segment.keys.dtype, layers, kv_heads, key_dim, segment.values.shape[-1])
+
+    def refusal(self, segment: CompiledSegment) -> MissReason | None:
+        """Why `segment` does not fit this layout, or None."""
+        other = Layout.of(segment)
+        if other.dtype != self.dtype:
+            return MissReason.WRONG_DTYPE
+        return None if other == self else MissReason.WRONG_SHAPE
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The segment, and how many bytes of keys and values the tier supplied."""
+
+    segment: CompiledSegment
+    bytes_read: int
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    reason: MissReason
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The segment is kept and takes this many bytes of the tier's budget."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The segment was not kept; whatever was stored before still is."""
+
+    reason: FailureReason
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """What a tier holds now, and what it counted since it was opened by this process."""
+
+    segments: int
+    bytes: int
+    budget: int | None
+    hits: int = 0
+    misses: Mapping[str, int] = field(default_factory=dict)
+    evictions: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)
+    pinned: int = 0
+    integrity_failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One stored segment, as listings show it; times are seconds since the epoch."""
+
+    key: SegmentKey
+    tokens: int
+    bytes: int
+    frequency: int
+    last_use: float
+
+
+@runtime_checkable
+class Tier(Protocol):
+    """One place where compiled segments are kept. Every method may be called from any thread.
+
+    A tier never raises for damage or a full medium: a read is a `Miss`, a write a `Failure`, both counted.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def get(self, key: SegmentKey, ids: tuple[int, ...], layout: Layout | None = None) -> Hit | Miss:
+        """The segment under `key`, if its token ids are `ids` and it fits `layout` (where given)."""
+        ...
+
+    def put(self, key: SegmentKey, segment: CompiledSegment) -> Stored | Failure:
+        """Keep `segment`, replacing what stands under `key`; evict the least useful others if need be."""
+        ...
+
+    def touch(self, key: SegmentKey) -> None:
+        """Count a use of `key` that a faster tier served, so that a hot segment is not cold here."""
+        ...
+
+    def remove(self, key: SegmentKey) -> bool:
+        """Forget `key`; False if it was not there. A segment already handed out stays valid."""
+        ...
+
+    def contains(self, key: SegmentKey) -> bool:
+        """Whether something stands under `key`; neither verified nor counted as a use."""
+        ...
+
+    def keys(self, namespace: str | None = None) -> Iterator[SegmentKey]:
+        """Keys of one namespace, or of all."""
+        ...
+
+    def rows(self, namespace: str | None = None) -> Iterator[Row]:
+        """The listing behind `keys`, with sizes and use."""
+        ...
+
+    def pin(self, key: SegmentKey) -> AbstractContextManager[None]:
+        """While the context is open, `key` is not evicted, whether it is already there or arrives meanwhile."""
+        ...
+
+    def stats(self) -> TierStats: ...
+
+    def check_integrity(self) -> None:
+        """Raise `IntegrityError` with the first broken invariant."""
+        ...
+
+    def close(self) -> None: ...

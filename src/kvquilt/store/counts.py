@@ -1,0 +1,78 @@
+"""Counters and pins that both tiers keep."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kvquilt.store.base import Failure, FailureReason, Miss, MissReason
+
+if TYPE_CHECKING:
+    from kvquilt.identity import SegmentKey
+
+
+class Counts:
+    """Hits, misses and failures by reason, evictions; safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.hits = 0
+        self.evictions = 0
+        self.integrity_failures = 0
+        self.misses: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+
+    def hit(self) -> None:
+        with self._lock:
+            self.hits += 1
+
+    def miss(self, reason: MissReason) -> Miss:
+        with self._lock:
+            self.misses[reason.value] += 1
+            # two segments under one digest: either the digest broke or somebody forged a file
+            self.integrity_failures += reason is MissReason.COLLISION
+        return Miss(reason)
+
+    def failure(self, reason: FailureReason) -> Failure:
+        with self._lock:
+            self.failures[reason.value] += 1
+        return Failure(reason)
+
+    def evicted(self, count: int) -> None:
+        with self._lock:
+            self.evictions += count
+
+
+class Pins:
+    """How often each key is held. A key may be pinned before it is stored."""
+
+    def __init__(self, lock: threading.RLock | None = None) -> None:
+        self._lock = lock or threading.RLock()
+        self._held: Counter[SegmentKey] = Counter()
+
+    def __contains__(self, key: SegmentKey) -> bool:
+        with self._lock:
+            return key in self._held
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._held)
+
+    def keys(self) -> list[SegmentKey]:
+        with self._lock:
+            return list(self._held)
+
+    @contextmanager
+    def hold(self, key: SegmentKey) -> Iterator[None]:
+        with self._lock:
+            self._held[key] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held[key] -= 1
+                if not self._held[key]:
+                    del self._held[key]

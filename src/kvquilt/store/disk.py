@@ -1,0 +1,239 @@
+"""The disk tier: one immutable file per segment, memory-mapped reads, a byte budget."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvquilt.store import index
+from kvquilt.store.base import (
+    Failure,
+    FailureReason,
+    Hit,
+    Layout,
+    Miss,
+    MissReason,
+    Row,
+    Stored,
+    TierStats,
+    failure_reason,
+)
+from kvquilt.store.counts import Counts, Pins
+from kvquilt.store.files import Files, map_file
+from kvquilt.store.format import DamageError, decode, encode, pack_ids, parse, stored_tokens, verify_checksum
+from kvquilt.store.maintenance import GcReport, VerifyReport, check_agreement, collect, verify
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvquilt.identity import SegmentKey
+    from kvquilt.segment import CompiledSegment
+
+
+class DiskTier:
+    """Segments below `root`, shared with any number of processes; bytes are file sizes.
+
+    A directory that can only be read is served without its index, and every put is a counted failure.
+
+    Raises:
+        StoreUnavailableError: the directory cannot be created or read, or has another format.
+    """
+
+    name = "disk"
+
+    def __init__(self, root: Path, budget: int | None = None) -> None:
+        self.budget = budget
+        self.files = Files(root)
+        self._counts = Counts()
+        self._pins = Pins()
+        self._verified: dict[SegmentKey, tuple[int, int, int]] = {}
+        self._verified_lock = threading.Lock()
+        self._index: index.Index | None = None
+        if self.files.writable:
+            self._index = index.Index(self.files.base / "index.sqlite", self._listing, self.contains, self._index_error)
+
+    def get(self, key: SegmentKey, ids: tuple[int, ...], layout: Layout | None = None) -> Hit | Miss:
+        try:
+            content, identity = map_file(self.files.path(key))
+            segment = self._open(key, ids, layout, content, identity)
+        except DamageError as damage:
+            return self._counts.miss(damage.reason)
+        except FileNotFoundError:
+            if self._index is not None:
+                self._index.missed(key)
+            return self._counts.miss(MissReason.ABSENT)
+        except OSError:
+            return self._counts.miss(MissReason.UNREADABLE)
+        if self._index is not None:
+            self._index.used(key, segment.tokens, content.nbytes)
+        self._counts.hit()
+        return Hit(segment, segment.nbytes)
+
+    def put(self, key: SegmentKey, segment: CompiledSegment) -> Stored | Failure:
+        path, parts = self.files.path(key), encode(key, segment)
+        size = sum(part.nbytes for part in parts)
+        if self.budget is not None and size > self.budget:
+            return self._counts.failure(FailureReason.OVER_BUDGET)
+        if self._index is None:
+            return self._counts.failure(FailureReason.READ_ONLY)
+        try:
+            # the slow part, writing and syncing, happens before the lock that all processes share
+            with self.files.staged(path, parts) as staged, self._index.transaction() as cursor:
+                if not self._make_room(cursor, key, size):
+                    return self._counts.failure(FailureReason.HELD)
+                staged.publish()
+                index.put(cursor, key, segment.tokens, size)
+        except OSError as error:
+            return self._counts.failure(failure_reason(error))
+        except sqlite3.Error:
+            return self._counts.failure(FailureReason.INDEX)
+        return Stored(size)
+
+    def touch(self, key: SegmentKey) -> None:
+        if self._index is not None:
+            self._index.used(key)
+
+    def remove(self, key: SegmentKey) -> bool:
+        if self._index is None:
+            self._counts.failure(FailureReason.READ_ONLY)
+            return False
+        try:
+            with self._index.transaction() as cursor:
+                found = self._unlink(key)
+                index.delete(cursor, key)
+                return found
+        except OSError as error:
+            self._counts.failure(failure_reason(error))
+        except sqlite3.Error:
+            self._index_error()
+        return False
+
+    def contains(self, key: SegmentKey) -> bool:
+        return self.files.path(key).exists()
+
+    def keys(self, namespace: str | None = None) -> Iterator[SegmentKey]:
+        """Keys of the files themselves, whatever the index says."""
+        return (key for key, _ in self.files.scan(namespace))
+
+    def rows(self, namespace: str | None = None) -> Iterator[Row]:
+        if self._index is not None:
+            return iter(self._index.rows(namespace))
+        return (Row(key, tokens, size, 0, 0.0) for key, tokens, size in self._listing(namespace))
+
+    def pin(self, key: SegmentKey) -> AbstractContextManager[None]:
+        return self._pins.hold(key)
+
+    def stats(self) -> TierStats:
+        if self._index is not None:
+            segments, size = self._index.totals()
+        else:
+            sizes = [size for _, size in self.files.scan()]
+            segments, size = len(sizes), sum(sizes)
+        counts = self._counts
+        return TierStats(
+            segments=segments,
+            bytes=size,
+            budget=self.budget,
+            hits=counts.hits,
+            misses=dict(counts.misses),
+            evictions=counts.evictions,
+            failures=dict(counts.failures),
+            pinned=len(self._pins),
+            integrity_failures=counts.integrity_failures,
+        )
+
+    def check_integrity(self) -> None:
+        """Index and files agree, and the budget is kept. Contents are the business of `verify`."""
+        if self._index is not None:
+            with self._index.exclusive() as cursor:
+                check_agreement(self.files, cursor, self.budget)
+
+    def verify(self, *, repair: bool = False) -> VerifyReport:
+        """Read every file and check every bit; with `repair`, damaged files are removed."""
+        report = verify(self.files)
+        return report.repaired(sum(self.remove(key) for key, _ in report.damaged)) if repair else report
+
+    def gc(self) -> GcReport:
+        """Remove abandoned temporary files, bring index and files together, and shrink to the budget."""
+        if self._index is None:
+            return GcReport()
+        with self._index.exclusive() as cursor:
+            report = collect(self.files, cursor, self._listing())
+            before = self._counts.evictions
+            self._evict(cursor, 0 if self.budget is None else index.total(cursor)[1] - self.budget)
+            return report.evicting(self._counts.evictions - before)
+
+    def close(self) -> None:
+        if self._index is not None:
+            self._index.close()
+
+    def _open(
+        self,
+        key: SegmentKey,
+        ids: tuple[int, ...],
+        layout: Layout | None,
+        content: torch.Tensor,
+        identity: tuple[int, int, int],
+    ) -> CompiledSegment:
+        raw = content.numpy().data
+        header = parse(raw, raw.nbytes)
+        if header.key != key:
+            raise DamageError(MissReason.SWAPPED)
+        segment = decode(content, header, ids)
+        refusal = layout.refusal(segment) if layout is not None else None
+        if refusal is not None:
+            raise DamageError(refusal)
+        if self._verified.get(key) != identity:
+            verify_checksum(raw, header)
+            with self._verified_lock:
+                self._verified[key] = identity
+        if raw[header.ids_at :] != pack_ids(ids):
+            raise DamageError(MissReason.COLLISION)
+        return segment
+
+    def _make_room(self, cursor: sqlite3.Cursor, key: SegmentKey, size: int) -> bool:
+        """Evict until `key` can take `size` bytes; evicts nothing if that cannot succeed."""
+        if self.budget is None:
+            return True
+        occupied, replaced = index.total(cursor)[1], index.size_of(cursor, key)
+        needed = occupied - replaced + size - self.budget
+        held = sum(index.size_of(cursor, name) for name in {key, *self._pins.keys()})
+        if needed > occupied - held:
+            return False
+        self._evict(cursor, needed, key)
+        return True
+
+    def _evict(self, cursor: sqlite3.Cursor, needed: int, keep: SegmentKey | None = None) -> None:
+        spared = {*self._pins.keys(), keep}
+        while needed > 0:
+            batch = [each for each in index.victims(cursor, 64 + len(spared)) if each[0] not in spared]
+            if not batch:
+                return
+            for key, size in batch:
+                if needed <= 0:
+                    return
+                self._unlink(key)
+                index.retire(cursor, key)
+                self._counts.evicted(1)
+                needed -= size
+
+    def _unlink(self, key: SegmentKey) -> bool:
+        with self._verified_lock:
+            self._verified.pop(key, None)
+        try:
+            os.unlink(self.files.path(key))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _listing(self, namespace: str | None = None) -> Iterator[tuple[SegmentKey, int, int]]:
+        for key, size in self.files.scan(namespace):
+            yield key, stored_tokens(self.files.path(key)), size
+
+    def _index_error(self) -> Failure:
+        return self._counts.failure(FailureReason.INDEX)

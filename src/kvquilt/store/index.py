@@ -1,0 +1,272 @@
+"""The disk tier's accounting in SQLite: what is there, how large it is and how often it is used.
+
+A hit writes nothing: uses are gathered in memory and applied with the next write, or by a background thread
+once there are many. A row without its file, or a file without its row, is put right when it is next used.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvquilt.errors import StoreUnavailableError
+from kvquilt.identity import SegmentKey
+from kvquilt.store.base import Row
+
+_VERSION = 1
+_BUSY_SECONDS = 20.0
+_FLUSH_AFTER = 512
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS segments (
+    namespace TEXT NOT NULL, digest TEXT NOT NULL, tokens INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    frequency INTEGER NOT NULL, last_use REAL NOT NULL, created REAL NOT NULL, priority REAL NOT NULL,
+    PRIMARY KEY (namespace, digest)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_priority ON segments (priority, last_use);
+CREATE TABLE IF NOT EXISTS clock (only INTEGER PRIMARY KEY CHECK (only = 1), value REAL NOT NULL);
+INSERT OR IGNORE INTO clock VALUES (1, 0.0);
+"""
+# GDSF, as in the memory tier: the clock rises to the priority of the last victim, so that old fame fades
+_VALUE = "(SELECT value FROM clock) + CAST({tokens} AS REAL) * {frequency} / max({bytes}, 1)"
+_PUT = f"""
+INSERT INTO segments VALUES (:ns, :digest, :tokens, :bytes, :uses, :now, :now,
+    {_VALUE.format(tokens=":tokens", frequency=":uses", bytes=":bytes")})
+ON CONFLICT DO UPDATE SET tokens = :tokens, bytes = :bytes, frequency = frequency + :uses - :created,
+    last_use = max(last_use, :now),
+    priority = {_VALUE.format(tokens=":tokens", frequency="(frequency + :uses - :created)", bytes=":bytes")}
+"""
+_USE = f"""
+UPDATE segments SET frequency = frequency + :uses, last_use = max(last_use, :now),
+    priority = {_VALUE.format(tokens="tokens", frequency="(frequency + :uses)", bytes="bytes")}
+WHERE namespace = :ns AND digest = :digest
+"""
+
+
+@dataclass(slots=True)
+class _Use:
+    """Uses not yet written; sizes are known where the file itself was read."""
+
+    uses: int = 0
+    last: float = 0.0
+    tokens: int | None = None
+    bytes: int = 0
+
+
+class Index:
+    """One connection, shared by all threads of this process.
+
+    `listing` yields what is on disk (key, tokens, bytes) when the index has to be built anew; `on_error` counts
+    what goes wrong in the background.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        listing: Callable[[], Iterable[tuple[SegmentKey, int, int]]],
+        exists: Callable[[SegmentKey], bool],
+        on_error: Callable[[], object],
+    ) -> None:
+        self._exists, self._on_error = exists, on_error
+        self._lock = threading.RLock()
+        self._pending: dict[SegmentKey, _Use] = {}
+        self._missing: set[SegmentKey] = set()
+        self._pending_lock = threading.Lock()
+        self._flusher: threading.Thread | None = None
+        try:
+            try:
+                self._db = _open(path, listing)
+            except sqlite3.OperationalError:
+                raise
+            except sqlite3.DatabaseError:  # damaged: it can be rebuilt from the files, which lose nothing
+                for suffix in ("", "-wal", "-shm"):
+                    path.with_name(path.name + suffix).unlink(missing_ok=True)
+                on_error()
+                self._db = _open(path, listing)
+        except (sqlite3.Error, OSError) as error:
+            raise StoreUnavailableError(f"store index {path}: {error}") from error
+        self._finalizer = weakref.finalize(self, self._db.close)
+
+    def used(self, key: SegmentKey, tokens: int | None = None, size: int = 0) -> None:
+        """Remember one use; with `tokens` and `size` the row is created if it is missing."""
+        with self._pending_lock:
+            use = self._pending.setdefault(key, _Use())
+            use.uses += 1
+            use.last = time.time()
+            if tokens is not None:
+                use.tokens, use.bytes = tokens, size
+            many = len(self._pending) >= _FLUSH_AFTER
+        if many:
+            self._flush_in_background()
+
+    def missed(self, key: SegmentKey) -> None:
+        """Remember that `key` has no file, so that its row, if any, is dropped."""
+        with self._pending_lock:
+            self._missing.add(key)
+            many = len(self._missing) >= _FLUSH_AFTER
+        if many:
+            self._flush_in_background()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Cursor]:
+        """The only writer, among all processes, until the body ends; pending uses are applied first.
+
+        A body changes a file first and its row next, so whatever was done when an error strikes is consistent
+        and is committed.
+        """
+        with self._lock:
+            cursor = self._db.cursor()
+            cursor.execute("BEGIN IMMEDIATE")
+            try:
+                self._apply_pending(cursor)
+                yield cursor
+            except sqlite3.Error:
+                if self._db.in_transaction:
+                    cursor.execute("ROLLBACK")
+                raise
+            except BaseException:
+                cursor.execute("COMMIT")
+                raise
+            cursor.execute("COMMIT")
+
+    @contextmanager
+    def exclusive(self) -> Iterator[sqlite3.Cursor]:
+        """`transaction` for verbs whose user must hear of it: a failing index is a `StoreUnavailableError`."""
+        try:
+            with self.transaction() as cursor:
+                yield cursor
+        except sqlite3.Error as error:
+            raise StoreUnavailableError(f"store index: {error}") from error
+
+    def flush(self) -> None:
+        with self.transaction():
+            pass
+
+    def rows(self, namespace: str | None = None) -> list[Row]:
+        where = "" if namespace is None else "WHERE namespace = ?"
+        query = f"SELECT namespace, digest, tokens, bytes, frequency, last_use FROM segments {where}"
+        with self.exclusive() as cursor:
+            found = cursor.execute(query, () if namespace is None else (namespace,)).fetchall()
+        return [Row(SegmentKey(row[0], row[1]), *row[2:]) for row in found]
+
+    def totals(self) -> tuple[int, int]:
+        """Segments and bytes."""
+        with self.exclusive() as cursor:
+            return total(cursor)
+
+    def close(self) -> None:
+        flusher = self._flusher
+        if flusher is not None:
+            flusher.join()
+        with self._lock:
+            if self._finalizer.alive:
+                try:
+                    self.flush()
+                except sqlite3.Error:
+                    self._on_error()
+                self._finalizer()
+
+    def _apply_pending(self, cursor: sqlite3.Cursor) -> None:
+        with self._pending_lock:
+            pending, self._pending = self._pending, {}
+            missing, self._missing = self._missing, set()
+        for key, use in pending.items():
+            names = {"ns": key.namespace, "digest": key.digest, "uses": use.uses, "now": use.last}
+            known = cursor.execute(_USE, names).rowcount
+            if not known and use.tokens is not None and self._exists(key):  # a file without a row is adopted
+                cursor.execute(_PUT, names | {"tokens": use.tokens, "bytes": use.bytes, "created": 0})
+        for key in missing:
+            if not self._exists(key):
+                delete(cursor, key)
+
+    def _flush_in_background(self) -> None:
+        with self._pending_lock:
+            if self._flusher is not None and self._flusher.is_alive():
+                return
+            self._flusher = threading.Thread(target=self._flush_quietly, name="kvquilt-index", daemon=True)
+            self._flusher.start()
+
+    def _flush_quietly(self) -> None:
+        try:
+            self.flush()
+        except sqlite3.Error:
+            self._on_error()
+
+
+def put(cursor: sqlite3.Cursor, key: SegmentKey, tokens: int, size: int) -> None:
+    """Record a file just written; a row already there keeps its frequency."""
+    names = {"ns": key.namespace, "digest": key.digest, "tokens": tokens, "bytes": size, "now": time.time()}
+    cursor.execute(_PUT, names | {"uses": 1, "created": 1})
+
+
+def delete(cursor: sqlite3.Cursor, key: SegmentKey) -> None:
+    cursor.execute("DELETE FROM segments WHERE namespace = ? AND digest = ?", (key.namespace, key.digest))
+
+
+def size_of(cursor: sqlite3.Cursor, key: SegmentKey) -> int:
+    """Bytes recorded for `key`, 0 if there is no row."""
+    query = "SELECT bytes FROM segments WHERE namespace = ? AND digest = ?"
+    row = cursor.execute(query, (key.namespace, key.digest)).fetchone()
+    return int(row[0]) if row else 0
+
+
+def total(cursor: sqlite3.Cursor) -> tuple[int, int]:
+    count, size = cursor.execute("SELECT count(*), coalesce(sum(bytes), 0) FROM segments").fetchone()
+    return int(count), int(size)
+
+
+def victims(cursor: sqlite3.Cursor, limit: int) -> list[tuple[SegmentKey, int]]:
+    """Keys and sizes of the least useful, worst first."""
+    query = "SELECT namespace, digest, bytes FROM segments ORDER BY priority, last_use LIMIT ?"
+    return [(SegmentKey(row[0], row[1]), int(row[2])) for row in cursor.execute(query, (limit,))]
+
+
+def retire(cursor: sqlite3.Cursor, key: SegmentKey) -> None:
+    """Delete an evicted row and let the clock rise to its priority."""
+    priority = "(SELECT priority FROM segments WHERE namespace = ? AND digest = ?)"
+    cursor.execute(f"UPDATE clock SET value = max(value, {priority})", (key.namespace, key.digest))
+    delete(cursor, key)
+
+
+def _open(path: Path, listing: Callable[[], Iterable[tuple[SegmentKey, int, int]]]) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        _use_wal(db)
+        db.execute("PRAGMA synchronous = NORMAL")
+        if _version(db) == 0:
+            db.execute("BEGIN IMMEDIATE")
+            if _version(db) == 0:  # another process may have been faster
+                for statement in _SCHEMA.split(";"):
+                    db.execute(statement)
+                cursor = db.cursor()
+                for key, tokens, size in listing():
+                    put(cursor, key, tokens, size)
+                db.execute(f"PRAGMA user_version = {_VERSION}")
+            db.execute("COMMIT")
+        if _version(db) != _VERSION:
+            raise StoreUnavailableError(f"store index {path}: version {_version(db)}, this kvquilt reads {_VERSION}")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _use_wal(db: sqlite3.Connection) -> None:
+    """Switching to WAL does not wait for other processes by itself, whatever the busy timeout."""
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])

@@ -1,0 +1,266 @@
+"""The store: tiers over each other, and the one verb that fetches, compiles what is missing, and holds."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvquilt.errors import InputError, IntegrityError, StoreError
+from kvquilt.store.base import Failure, FailureReason, Hit, Layout, Miss, MissReason, Row, Stored, Tier, TierStats
+from kvquilt.store.disk import DiskTier
+from kvquilt.store.flights import Boarding, Flights
+from kvquilt.store.maintenance import GcReport, VerifyReport
+from kvquilt.store.memory import MemoryTier
+from kvquilt.store.notes import Notes
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from kvquilt.identity import SegmentKey
+    from kvquilt.segment import CompiledSegment
+
+    Wanted = tuple[SegmentKey, tuple[int, ...]]
+    Compile = Callable[[list[int]], Iterable[tuple[int, CompiledSegment]]]
+
+COMPILED = "compiled"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One wanted segment, valid and not evicted while its `fetch` is open.
+
+    Attributes:
+        segment: None only in a look-up without `compile`.
+        tier: the name of the tier that had it, "compiled", or None where it is missing.
+        bytes_read: bytes of keys and values that the tier supplied; 0 for a compiled or missing one.
+        reason: why no tier had it (a `MissReason`), "" where one had.
+    """
+
+    segment: CompiledSegment | None
+    tier: str | None
+    bytes_read: int = 0
+    reason: str = ""
+
+
+class Store:
+    """Tiers, fastest first. Safe from any thread; the disk tier is also shared between processes.
+
+    Damage, a full disk or a tier that fails is a counted miss or failure (see `stats`), never an error here.
+    """
+
+    def __init__(self, *tiers: Tier) -> None:
+        self.tiers = tiers
+        self.memory = next((tier for tier in tiers if isinstance(tier, MemoryTier)), None)
+        self.disk = next((tier for tier in tiers if isinstance(tier, DiskTier)), None)
+        self._notes = Notes(self.disk.files if self.disk else None)
+        self._flights = Flights()
+        self._lock = threading.Lock()
+        self._open_fetches = 0
+        self._errors: dict[str, tuple[Counter[str], Counter[str]]] = {t.name: (Counter(), Counter()) for t in tiers}
+
+    @classmethod
+    def open(cls, directory: Path | str | None, memory_bytes: int, disk_bytes: int | None = None) -> Store:
+        """A memory tier over a disk tier in `directory`; memory alone where it is None.
+
+        Raises:
+            StoreUnavailableError: the directory cannot be created or read, or is of another version.
+        """
+        for name, value in (("memory_bytes", memory_bytes), ("disk_bytes", disk_bytes)):
+            if value is not None and value < 0:
+                raise InputError(name, "a number of bytes, at least 0", value)
+        memory = MemoryTier(memory_bytes)
+        return cls(memory) if directory is None else cls(memory, DiskTier(Path(directory), disk_bytes))
+
+    @contextmanager
+    def fetch(
+        self, wanted: Sequence[Wanted], compile: Compile | None = None, layout: Layout | None = None
+    ) -> Iterator[list[Held]]:
+        """Hold every wanted segment, in order, until the context ends.
+
+        Args:
+            wanted: keys and their token ids; the same one may stand there twice.
+            compile: given the indices (into `wanted`) of what no tier has, yields ``(index, segment)`` for each,
+                in any order. Every segment is stored as it comes, so an interruption keeps what is finished.
+                What another thread is compiling is waited for; if that fails, it is compiled here, in a further
+                call. None: look up only.
+            layout: what the model needs; anything else is a miss.
+
+        Raises:
+            StoreError: `compile` did not deliver what it was asked for. Its own exceptions pass through.
+        """
+        with ExitStack() as holds:
+            self._count_fetch(1)
+            holds.callback(self._count_fetch, -1)
+            for key in {key: None for key, _ in wanted}:
+                for tier in self.tiers:
+                    holds.enter_context(tier.pin(key))
+            found: dict[Wanted, Held] = {}
+            if compile is None:
+                reasons = self._look_up(list(dict.fromkeys(wanted)), layout, found)
+                found |= {each: Held(None, None, reason=reason) for each, reason in reasons.items()}
+            while missing := [each for each in dict.fromkeys(wanted) if each not in found]:
+                with self._flights.board(key for key, _ in missing) as boarding:
+                    mine = [each for each in missing if each[0] not in boarding.others]
+                    reasons = self._look_up(mine, layout, found, boarding)
+                    if reasons and compile is not None:
+                        self._compile(wanted, reasons, compile, found, boarding)
+                for each in missing:
+                    if flight := boarding.others.get(each[0]):
+                        flight.landed.wait()
+                        segment = flight.segment
+                        if segment is not None and segment.ids == each[1] and _fits(segment, layout):
+                            found[each] = Held(segment, self.tiers[0].name if self.tiers else None, segment.nbytes)
+            yield [found[each] for each in wanted]
+
+    def contains(self, key: SegmentKey) -> bool:
+        """Whether any tier has something under `key`, verified or not."""
+        return any(tier.contains(key) for tier in self.tiers)
+
+    def put(self, key: SegmentKey, segment: CompiledSegment) -> dict[str, Stored | Failure]:
+        """Store in all tiers; the answer of each by name."""
+        return {tier.name: self._put(tier, key, segment) for tier in self.tiers}
+
+    def stats(self) -> dict[str, TierStats]:
+        """Per tier, what it holds and what it counted."""
+        result = {}
+        for tier in self.tiers:
+            stats = tier.stats()
+            misses, failures = self._errors[tier.name]
+            merged = Counter(stats.misses) + misses, Counter(stats.failures) + failures
+            result[tier.name] = replace(stats, misses=dict(merged[0]), failures=dict(merged[1]))
+        return result
+
+    def check_integrity(self) -> None:
+        """Raise `IntegrityError` naming the first broken invariant of any tier, or holds that nobody has."""
+        for tier in self.tiers:
+            tier.check_integrity()
+            with self._lock:
+                pinned = 0 if self._open_fetches else tier.stats().pinned
+            if pinned:
+                raise IntegrityError(f"{tier.name} tier: {pinned} segments are pinned and nothing is held")
+        if not self._open_fetches and self._flights.open:
+            raise IntegrityError(f"store: {len(self._flights.open)} segments are under way and nobody fetches")
+
+    def ls(self, namespace: str | None = None) -> list[Row]:
+        """What the slowest, most complete tier has."""
+        return list(self.tiers[-1].rows(namespace)) if self.tiers else []
+
+    def verify(self, *, repair: bool = False) -> VerifyReport:
+        """Re-read every file and check every bit; with `repair`, damaged ones are removed from all tiers."""
+        if self.disk is None:
+            return VerifyReport(0)
+        report = self.disk.verify(repair=repair)
+        if repair and self.memory is not None:
+            for key, _ in report.damaged:  # a mapped segment shows its file's damage
+                self.memory.remove(key)
+        return report
+
+    def gc(self) -> GcReport:
+        """Remove abandoned temporary files, bring index and files together, shrink to the budget."""
+        return self.disk.gc() if self.disk else GcReport()
+
+    def rm(self, *, namespace: str | None = None, key: SegmentKey | None = None, everything: bool = False) -> int:
+        """Remove one segment, one namespace with its notes, or everything; returns how many segments went."""
+        if (namespace is not None) + (key is not None) + everything != 1:
+            raise InputError("rm", "name exactly one of namespace, key, everything")
+        keys = {key} if key else {each for tier in self.tiers for each in tier.keys(namespace)}
+        gone = sum(sum(tier.remove(each) for tier in self.tiers) > 0 for each in keys)
+        if key is None:
+            self._notes.remove(namespace)
+        return gone
+
+    def clear_memory(self) -> None:
+        """Forget what the memory tier has and nobody holds."""
+        if self.memory is not None:
+            self.memory.clear()
+
+    def write_note(self, namespace: str, name: str, content: Mapping[str, Any]) -> Stored | Failure:
+        """Keep a small JSON document beside the namespace's segments, replacing it atomically."""
+        return self._notes.write(namespace, name, content)
+
+    def read_note(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """The note, or None where there is none that can be trusted."""
+        return self._notes.read(namespace, name)
+
+    def close(self) -> None:
+        for tier in self.tiers:
+            tier.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _look_up(
+        self, wanted: list[Wanted], layout: Layout | None, found: dict[Wanted, Held], boarding: Boarding | None = None
+    ) -> dict[Wanted, str]:
+        """Fill `found` from the tiers; returns why the others are missing. Memory goes first for all of them."""
+        reasons = dict.fromkeys(wanted, MissReason.ABSENT.value)
+        for level, tier in enumerate(self.tiers):
+            for each in list(reasons):
+                answer = self._get(tier, each, layout)
+                if isinstance(answer, Miss):
+                    if answer.reason is not MissReason.ABSENT:
+                        reasons[each] = answer.reason.value
+                    continue
+                for faster in self.tiers[:level]:
+                    self._put(faster, each[0], answer.segment)
+                for slower in self.tiers[level + 1 :]:
+                    slower.touch(each[0])
+                del reasons[each]
+                found[each] = Held(answer.segment, tier.name, answer.bytes_read)
+                if boarding is not None:
+                    boarding.land(each[0], answer.segment)
+        return reasons
+
+    def _compile(
+        self,
+        wanted: Sequence[Wanted],
+        reasons: dict[Wanted, str],
+        compile: Compile,
+        found: dict[Wanted, Held],
+        boarding: Boarding,
+    ) -> None:
+        asked = {wanted.index(each): each for each in reasons}
+        for index, segment in compile(list(asked)):
+            each = asked.get(index)
+            if each is None or segment.ids != each[1]:
+                raise StoreError(f"compile yielded a segment for index {index} that was not asked of it")
+            self.put(each[0], segment)
+            found[each] = Held(segment, COMPILED, reason=reasons[each])
+            boarding.land(each[0], segment)
+        undone = [index for index, each in asked.items() if each not in found]
+        if undone:
+            raise StoreError(f"compile yielded nothing for indices {undone}")
+
+    def _get(self, tier: Tier, wanted: Wanted, layout: Layout | None) -> Hit | Miss:
+        try:
+            return tier.get(*wanted, layout)
+        except OSError:
+            with self._lock:
+                self._errors[tier.name][0][MissReason.UNREADABLE.value] += 1
+            return Miss(MissReason.UNREADABLE)
+
+    def _put(self, tier: Tier, key: SegmentKey, segment: CompiledSegment) -> Stored | Failure:
+        try:
+            return tier.put(key, segment)
+        except OSError:
+            with self._lock:
+                self._errors[tier.name][1][FailureReason.IO_ERROR.value] += 1
+            return Failure(FailureReason.IO_ERROR)
+
+    def _count_fetch(self, change: int) -> None:
+        with self._lock:
+            self._open_fetches += change
+
+
+def _fits(segment: CompiledSegment, layout: Layout | None) -> bool:
+    return layout is None or layout.refusal(segment) is None
