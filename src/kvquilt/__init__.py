@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvquilt.engine import Answer, Engine, Stream
+    from kvquilt.answer import Answer, Stream
+    from kvquilt.engine import Engine
     from kvquilt.errors import KvquiltError
     from kvquilt.ledger import Ledger
     from kvquilt.model.load import load_model
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Answer": "kvquilt.engine",
+    "Answer": "kvquilt.answer",
     "Document": "kvquilt.prompt",
     "Engine": "kvquilt.engine",
     "Inline": "kvquilt.prompt",
@@ -42,7 +43,7 @@ _HOMES = {
     "Ledger": "kvquilt.ledger",
     "Prompt": "kvquilt.prompt",
     "Store": "kvquilt.store",
-    "Stream": "kvquilt.engine",
+    "Stream": "kvquilt.answer",
     "load_model": "kvquilt.model.load",
 }
 

@@ -43,7 +43,9 @@ class Settings(BaseSettings):
     device: str | None = Field(None, min_length=1, description="torch device, such as cpu or cuda:0")
     threads: int | None = Field(None, ge=1, description="CPU threads of torch")
     method: str = Field("auto", min_length=1, description="how documents are reused")
-    policy: str = Field("auto", min_length=1, description="whether the gate's verdict is obeyed")
+    policy: Literal["auto", "always"] | None = Field(
+        None, description="auto obeys the gate, always runs the method regardless; by default always for a named method"
+    )
     max_new_tokens: int = Field(128, ge=1, description="longest answer in tokens")
     gate_max_kl: float = Field(0.1, gt=0, description="mean KL per token to full prefill that still passes")
     gate_min_top1: float = Field(0.9, ge=0, le=1, description="share of equal top tokens that still passes")

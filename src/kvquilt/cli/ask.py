@@ -1,0 +1,110 @@
+"""`kvquilt ask`: retrieve passages, answer with them, name them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvquilt.cli.common import Device, Dtype, Json, ModelFlag, Tenant, Threads, echo_json, settings_of, warn
+from kvquilt.cli.work import open_engine, passages_in
+from kvquilt.errors import InputError
+
+if TYPE_CHECKING:
+    from kvquilt.ledger import Ledger
+
+LAST_ANSWER = "last-answer.json"
+NO_REUSE = 5
+
+
+def ask(
+    context: typer.Context,
+    question: Annotated[str, typer.Argument(metavar="QUESTION")],
+    docs: Annotated[Path, typer.Option("--docs", metavar="DIR", help="Folder (or one file) with documents.")],
+    top_k: Annotated[int | None, typer.Option(metavar="N", help="Passages to retrieve.")] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="METHOD", help="full, none, retrieved-document or auto (what the gate chose).")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="POLICY", help="auto obeys the gate (for method auto); always does not.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show what was reused, and why not.")] = False,
+    model: ModelFlag = None,
+    tenant: Tenant = None,
+    max_new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Longest answer in tokens.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Of sampling, for temperature > 0.")] = None,
+    passage_tokens: Annotated[int | None, typer.Option(metavar="N", help="Longest passage in tokens.")] = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    threads: Threads = None,
+    json_output: Json = False,
+) -> None:
+    """Answer QUESTION from the documents of DIR: BM25 picks passages, their compiled caches are reused.
+
+    Exit code 5 means: the answer is there, but the reuse asked for did not happen; --explain says why.
+    """
+    settings, _ = settings_of(
+        context, top_k=top_k, method=method, policy=policy, model=model, tenant=tenant, max_new_tokens=max_new_tokens,
+        passage_tokens=passage_tokens, dtype=dtype, device=device, threads=threads,
+    )  # fmt: skip
+    if not question.strip():
+        raise InputError("question", "must not be empty")
+    if settings.method != "auto":
+        from kvquilt.repair.presets import find_method
+
+        find_method(settings.method)  # before a model is loaded for nothing
+    with open_engine(settings) as engine:
+        from kvquilt.retrieval import top_k as best
+
+        passages = best(question, passages_in(docs, settings, engine.model.tokenizer).documents, settings.top_k)
+        stream = engine.stream(
+            question, documents=passages, method=settings.method, policy=settings.policy,
+            max_new_tokens=settings.max_new_tokens, temperature=temperature, seed=seed, tenant=settings.tenant,
+        )  # fmt: skip
+        with stream:
+            for piece in stream:
+                if not json_output:
+                    typer.echo(piece, nl=False)
+        answer = stream.answer
+    ledger = answer.ledger
+    used = [{"id": passage.id, "score": passage.score} for passage in passages]
+    _remember(settings.cache_dir, ledger, used)
+    if json_output:
+        said = {"text": answer.text, "token_ids": answer.token_ids, "stop_reason": answer.stop_reason}
+        echo_json({**said, "prompt_tokens": answer.prompt_tokens, "passages": used, **_account(ledger)})
+    else:
+        typer.echo("\n\nfrom: " + ", ".join(f"{each['id']} ({each['score']:.2f})" for each in used))
+        if explain:
+            typer.echo("\n" + answer.explain())
+    for fallback in ledger.fallbacks:
+        warn(f"{fallback.reason}: {fallback.detail}")
+    if reuse_failed(settings.method, ledger):
+        raise typer.Exit(NO_REUSE)
+
+
+def reuse_failed(asked: str, ledger: Ledger) -> bool:
+    """Whether reuse was expected and did not happen: another method than `asked` ran, or nothing could be reused.
+
+    `auto` expects only what the gate allows, so going to full prefill on its verdict is no failure.
+    """
+    explicit = asked not in ("auto", "full") and ledger.method != asked
+    return explicit or any(fallback.reason == "nothing_reused" for fallback in ledger.fallbacks)
+
+
+def _account(ledger: Ledger) -> dict[str, Any]:
+    return {"method": ledger.method, "model": ledger.model, "ledger": ledger.as_dict()}
+
+
+def _remember(cache_dir: Path, ledger: Ledger, used: list[dict[str, Any]]) -> None:
+    """Keep the account for `kvquilt explain`: ids and numbers, no text of documents, question or answer."""
+    from kvquilt.files import write_atomically
+
+    content = {"time": time.time(), "passages": used, **_account(ledger)}
+    try:
+        write_atomically(cache_dir / LAST_ANSWER, json.dumps(content, indent=2).encode())
+    except OSError as error:
+        warn(f"the account of this answer could not be kept in {cache_dir}: {error.strerror}")

@@ -1,0 +1,96 @@
+"""What the verbs share: options, settings, output, progress. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from kvquilt.config import Settings, Sources
+
+CONFIG, FLAGS, JSON = "kvquilt.config", "kvquilt.flags", "kvquilt.json"
+
+
+def _note_json(context: typer.Context, value: bool) -> bool:
+    context.meta[JSON] = value  # so that an error, too, is answered as JSON
+    return value
+
+
+Json = Annotated[bool, typer.Option("--json", callback=_note_json, is_eager=True, help="Print JSON on stdout.")]
+ModelFlag = Annotated[
+    str | None, typer.Option("--model", metavar="MODEL", help="Hugging Face id, folder, .gguf file or smollm2.")
+]
+Dtype = Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, bfloat16 or float16.")]
+Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Torch device, such as cpu or cuda:0.")]
+Threads = Annotated[int | None, typer.Option(metavar="N", help="CPU threads of torch.")]
+Tenant = Annotated[str | None, typer.Option(metavar="NAME", help="Whose segments; tenants never share.")]
+
+
+def wants_json(context: typer.Context) -> bool:
+    """Whether the verb that runs was given ``--json``."""
+    return bool(context.meta.get(JSON))
+
+
+def settings_of(context: typer.Context, **flags: Any) -> tuple[Settings, Sources]:
+    """Settings from every source; `flags` are the verb's own options, None where not given."""
+    from kvquilt.config import Settings
+
+    meta = context.meta
+    return Settings.resolve(meta.get(CONFIG), {**meta.get(FLAGS, {}), **flags})
+
+
+def echo_json(data: Any) -> None:
+    """One JSON document on stdout."""
+    typer.echo(json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(data: Any) -> Any:
+    """The same with null for numbers that JSON does not have."""
+    if isinstance(data, Mapping):
+        return {str(key): _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def echo_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Columns on stdout, as wide as their content; nothing is cut, so that scripts and people read the same."""
+    table = [tuple(head), *rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
+    for row in table:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def warn(message: str) -> None:
+    """A remark on stderr."""
+    typer.echo(f"kvquilt: {message}", err=True)
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr, as a callable of (done, total); None where stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def size(count: float) -> str:
+    """Bytes for people: ``1.5 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,74 @@
+"""`kvquilt doctor`: is reuse right on this model, and does it keep the answers on these documents?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvquilt.cli.common import Device, Dtype, Json, Tenant, Threads, echo_json, echo_table, progress, settings_of
+from kvquilt.cli.work import open_engine, passages_in
+
+if TYPE_CHECKING:
+    from kvquilt.gate import DoctorReport
+
+GATE_FAILED = 6
+
+
+def doctor(
+    context: typer.Context,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="By default the model of the settings.")] = None,
+    docs: Annotated[Path | None, typer.Option("--docs", metavar="DIR", help="Your documents to sample from.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, metavar="S", help="Stop measuring after so long.")] = 600.0,
+    prompts: Annotated[int, typer.Option(min=1, metavar="N", help="Sample prompts, at most.")] = 12,
+    tenant: Tenant = None,
+    passage_tokens: Annotated[int | None, typer.Option(metavar="N", help="Longest passage in tokens.")] = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    threads: Threads = None,
+    json_output: Json = False,
+) -> None:
+    """Check that reuse is computed rightly on MODEL and how well each method keeps the answers of full prefill.
+
+    The verdicts are stored and obeyed by `ask --method auto`. Exit code 6: a check failed, or no method that reuses
+    passed.
+    """
+    settings, _ = settings_of(
+        context, model=model, tenant=tenant, passage_tokens=passage_tokens, dtype=dtype, device=device, threads=threads
+    )
+    with open_engine(settings) as engine:
+        documents = None if docs is None else passages_in(docs, settings, engine.model.tokenizer).documents
+        with progress("measuring") as advance:
+            report = engine.doctor(
+                documents, tenant=settings.tenant, seconds=seconds, prompts=prompts, progress=advance
+            )
+    if json_output:
+        echo_json(report.as_dict())
+    else:
+        show_report(report)
+    if not report.healthy or not any(verdict.passed for verdict in report.verdicts):
+        raise typer.Exit(GATE_FAILED)
+
+
+def show_report(report: DoctorReport) -> None:
+    """Checks and verdicts as two tables on stdout, and what `auto` makes of them."""
+    mark = {True: "ok", False: "FAILED"}
+    echo_table(
+        ("check", "", "value", "limit"),
+        [(check.name, mark[check.passed], f"{check.value:.2g}", f"{check.limit:.2g}") for check in report.checks],
+    )
+    typer.echo()
+    rows = [
+        (v.method, mark[v.passed], f"{v.mean_kl:.3f}", f"{v.p95_kl:.3f}", f"{v.top1:.2f}", str(v.prompts), v.reason)
+        for v in report.verdicts
+    ]
+    echo_table(("method", "", "mean KL", "p95 KL", "top-1", "prompts", "why not"), rows)
+    passed = next((verdict.method for verdict in report.verdicts if verdict.passed), None)
+    if passed is not None:
+        typer.echo(f"\n`auto` uses {passed}.")
+    else:
+        typer.echo(
+            "\nOnly full prefill passes, so `auto` uses it. Ways out: name a method (--method retrieved-document) and "
+            "accept what it changes, a stronger model, or other limits (gate_max_kl, gate_min_top1)."
+        )

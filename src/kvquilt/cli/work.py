@@ -1,0 +1,55 @@
+"""What the verbs that need a model share; everything heavy is imported when called."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvquilt.cli.common import warn
+from kvquilt.errors import InputError
+
+if TYPE_CHECKING:
+    from kvquilt.config import Settings
+    from kvquilt.engine import Engine
+    from kvquilt.passages import Passages
+
+
+def quiet_libraries() -> None:
+    """No progress bars of other libraries off a terminal, and their log only from errors on."""
+    from transformers.utils import logging as notices
+
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        notices.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def open_engine(settings: Settings) -> Iterator[Engine]:
+    """The engine of these settings; closed at the end."""
+    quiet_libraries()
+    from kvquilt.engine import Engine
+
+    with Engine.load(settings=settings) as engine:
+        yield engine
+
+
+def passages_in(path: Path, settings: Settings, tokenizer: Any) -> Passages:
+    """The passages below `path`, measured in the model's tokens; skipped files are named on stderr.
+
+    Raises:
+        InputError: no such path, or nothing readable in it.
+    """
+    from kvquilt.passages import FORMATS, read_passages
+    from kvquilt.tokens import encoder
+
+    encode = encoder(tokenizer).encode
+    found = read_passages(path, limit=settings.passage_tokens, length=lambda text: len(encode(text)))
+    for each in found.skipped:
+        warn(f"skipped {each.path}: {each.reason}")
+    if not found.documents:
+        raise InputError("DIR", f"no readable text in files of {' '.join(FORMATS)}", str(path))
+    return found
