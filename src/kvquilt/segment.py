@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kvquilt.identity import digest_fields, encode_ids
+
 if TYPE_CHECKING:
     from kvquilt.model.rope import RotaryTable
 
@@ -42,6 +44,11 @@ class CompiledSegment:
     def nbytes(self) -> int:
         """Bytes of keys and values."""
         return self.keys.nbytes + self.values.nbytes
+
+
+def prefix_digest(ids: Sequence[int]) -> str:
+    """Digest of the ids a segment was encoded behind; "" for none."""
+    return digest_fields("kvquilt 2026-11 prefix v1", [("ids", encode_ids(ids))]) if ids else ""
 
 
 def place(segment: CompiledSegment, position: int, tables: Sequence[RotaryTable | None], out: torch.Tensor) -> None:

@@ -38,10 +38,6 @@ class Capability:
     tables: tuple[RotaryTable | None, ...]
     notes: tuple[str, ...]
 
-    @property
-    def bytes_per_token_fp16(self) -> int:
-        return self.layers * self.kv_heads * (self.key_dim + self.value_dim) * 2
-
     def as_row(self) -> dict[str, Any]:
         """The row of `kvquilt models check`, ready for JSON."""
         windows = sorted({w for w in self.windows if w is not None})

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -90,25 +90,42 @@ class LanguageModel:
     def device(self) -> torch.device:
         return self.hf.device
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of keys and values per token."""
+        c = self.capability
+        return c.layers * c.kv_heads * (c.key_dim + c.value_dim) * self.dtype.itemsize
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights that every row passes: all parameters of the decoder layers."""
+        return sum(p.numel() for p in self.hf.base_model.layers.parameters())
+
+    @property
+    def head_weights(self) -> int:
+        """Weights of the output head, passed by rows whose logits are wanted."""
+        return int(self.hf.get_output_embeddings().weight.numel())
+
     def forward(
         self,
         ids: torch.Tensor,
         plan: RowPlan,
         cache: SlotCache,
-        logits: Literal["last", "all", "none"] = "last",
+        logits: int = 1,
         counter: RowCounter | None = None,
-    ) -> torch.Tensor | None:
+    ) -> torch.Tensor:
         """Compute the plan's rows: write their keys and values into `cache`, attend by slot, return logits.
 
         Args:
             ids: ``[batch, rows]`` int64 token ids of the plan's rows, in the plan's order.
             cache: its `filled` is set to the plan's afterwards.
+            logits: how many of the last rows to return logits for; 0 skips the output head.
 
         Returns:
-            fp32 logits ``[batch, vocabulary]`` of the last row, ``[batch, rows, vocabulary]``, or ``None``.
+            fp32 logits ``[batch, logits, vocabulary]``.
 
         Raises:
-            NumericsError: the logits hold NaN, or nothing finite.
+            NumericsError: a row's logits hold NaN or are infinite.
         """
         positions = (plan.rows + plan.offset).to(self.device)[None]
         with self._lock, torch.inference_mode(), active(plan), _counting(self.hf, counter):
@@ -118,19 +135,19 @@ class LanguageModel:
                 "cache": cache,
                 "use_cache": True,
             }
-            if logits == "none":
-                self.hf.base_model(**inputs)
-                out = None
+            if logits == 0:
+                hidden = self.hf.base_model(**inputs).last_hidden_state
+                out = hidden.new_empty(ids.shape[0], 0, 0)
             else:
-                out = self.hf(**inputs, logits_to_keep=1 if logits == "last" else 0).logits.float()
-        cache.filled = max(cache.filled, plan.filled)
-        if out is None:
-            return None
-        if not torch.isfinite(out.amax(-1)).all():
+                out = self.hf(**inputs, logits_to_keep=logits).logits.float()
+        cache.filled = plan.filled
+        if logits and not torch.isfinite(out.amax(-1)).all():
             raise NumericsError(f"{self.name} produced NaN or infinite logits; try dtype float32")
-        return out[:, -1] if logits == "last" else out
+        return out
 
-    def encode(self, ids: torch.Tensor, behind: SlotCache | None = None) -> SlotCache:
+    def encode(
+        self, ids: torch.Tensor, behind: SlotCache | None = None, counter: RowCounter | None = None
+    ) -> SlotCache:
         """Compile pass: run ``[batch, tokens]`` ids alone, or behind the filled slots of `behind` (batch of one).
 
         Returns a cache from the pool, to be released by the caller. Right-padded rows are harmless: under a causal
@@ -143,7 +160,7 @@ class LanguageModel:
             if behind is not None:
                 cache.slot_keys[:, :, :, :start] = behind.slot_keys[:, :, :, :start]
                 cache.slot_values[:, :, :, :start] = behind.slot_values[:, :, :, :start]
-            self.forward(ids, RowPlan(torch.arange(start, start + tokens), start + tokens), cache, "none")
+            self.forward(ids, RowPlan(torch.arange(start, start + tokens), start + tokens), cache, 0, counter)
         except BaseException:
             self.pool.release(cache)
             raise
@@ -157,8 +174,8 @@ class LanguageModel:
         vocabulary = self.hf.config.get_text_config().vocab_size
         ids = torch.arange(1, 9)[None] * 7 % vocabulary
         here, there = self.pool.acquire(8), self.pool.acquire(8)
-        self.forward(ids, RowPlan(torch.arange(8), 8), here, "none")
-        self.forward(ids, RowPlan(torch.arange(8), 8, offset=_PROBE_SHIFT), there, "none")
+        self.forward(ids, RowPlan(torch.arange(8), 8), here, 0)
+        self.forward(ids, RowPlan(torch.arange(8), 8, offset=_PROBE_SHIFT), there, 0)
         tolerance = _PROBE_TOLERANCE[self.dtype]
         for layer, table in enumerate(self.capability.tables):
             fresh, moved = there.slot_keys[layer, :, :, :8], here.slot_keys[layer, :, :, :8].clone()
@@ -199,7 +216,9 @@ def _counting(hf: PreTrainedModel, counter: RowCounter | None) -> Iterator[None]
 def _fingerprint(
     hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, capability: Capability, weights: str
 ) -> Fingerprint:
-    tables = [(f"layer {i}", t.inv_freq.cpu().numpy().tobytes() if t else None) for i, t in enumerate(capability.tables)]
+    tables = [
+        (f"layer {i}", t.inv_freq.cpu().numpy().tobytes() if t else None) for i, t in enumerate(capability.tables)
+    ]
     scaling = [
         (name, repr(float(getattr(hf.base_model.rotary_emb, name))))
         for name in sorted(vars(hf.base_model.rotary_emb))

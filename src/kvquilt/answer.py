@@ -1,0 +1,194 @@
+"""Answers and streams: the decode loop, and the live cache behind an answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvquilt.decode import Detokeniser, Sampling, StopStrings
+from kvquilt.errors import ConversationError
+from kvquilt.ledger import Ledger
+from kvquilt.model.attention import RowPlan
+from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.slots import SlotCache
+
+if TYPE_CHECKING:
+    from kvquilt.engine import Engine
+
+
+@dataclass(eq=False, slots=True)
+class Live:
+    """The cache behind a finished answer.
+
+    Attributes:
+        pending: answer tokens that are not in the cache yet.
+    """
+
+    cache: SlotCache | None
+    pending: list[int]
+    tenant: str | None
+
+    def take(self) -> SlotCache:
+        """Hand over the cache, once.
+
+        Raises:
+            ConversationError: it was released to make room, or another follow-up has it.
+        """
+        if self.cache is None:
+            raise ConversationError(
+                "this answer's live cache is gone: it was continued already, or released to make room for a newer "
+                "answer; ask again with the documents, or raise Engine(conversations=...)"
+            )
+        cache, self.cache = self.cache, None
+        return cache
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A finished answer.
+
+    Attributes:
+        text: without stop strings and control tokens.
+        token_ids: the generated tokens, without the end-of-answer token.
+        stop_reason: ``end`` (the model ended), ``stop`` (a stop string), ``length`` or ``cancelled``.
+        prompt_tokens: tokens of the prompt, the whole conversation included.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    ledger: Ledger
+    stop_reason: str
+    prompt_tokens: int
+    _engine: Engine = field(repr=False, compare=False)
+    _live: Live = field(repr=False, compare=False)
+
+    def explain(self) -> str:
+        """The ledger as a table: which document was reused, which not, and why not."""
+        return self.ledger.table()
+
+    def follow_up(self, question: str, **sampling: Any) -> Answer:
+        """Ask the next question of this conversation from its live cache; see `Engine.ask` for `sampling`.
+
+        Raises:
+            ConversationError: the live cache is gone.
+        """
+        return self.stream_follow_up(question, **sampling).result()
+
+    def stream_follow_up(self, question: str, **sampling: Any) -> Stream:
+        """`follow_up`, streamed."""
+        return self._engine.continue_from(self._live, self.ledger, self.prompt_tokens, question, **sampling)
+
+
+class Stream:
+    """Text pieces of an answer as they come; `answer` afterwards.
+
+    Nothing is computed before the first piece is asked for. Closing or leaving the stream early cancels it: the cache
+    is given back at once and `answer` holds what came so far. Also a context manager.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        read: Callable[[], tuple[torch.Tensor, SlotCache]],
+        sampling: Sampling,
+        ledger: Ledger,
+        tenant: str | None,
+    ) -> None:
+        self._engine, self._sampling, self._ledger, self._tenant = engine, sampling, ledger, tenant
+        self._pieces = self._run(read)
+        self._answer: Answer | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Stop now and give everything back; harmless when already finished."""
+        self._pieces.close()
+
+    @property
+    def answer(self) -> Answer:
+        """The answer, once the stream has ended or was cancelled.
+
+        Raises:
+            ConversationError: it has not ended yet, or failed.
+        """
+        if self._answer is None:
+            raise ConversationError("the stream has not ended: iterate it to the end, or cancel it")
+        return self._answer
+
+    def result(self) -> Answer:
+        """Run to the end and return the answer."""
+        for _ in self:
+            pass
+        return self.answer
+
+    def _run(self, read: Callable[[], tuple[torch.Tensor, SlotCache]]) -> Iterator[str]:
+        model, ledger, sampling = self._engine.model, self._ledger, self._sampling
+        began = time.perf_counter()
+        logits, cache = read()
+        prompt_tokens = cache.filled
+        generator, text, stops = sampling.generator(), Detokeniser(model.tokenizer), StopStrings(sampling.stop)
+        ids: list[int] = []
+        pieces: list[str] = []
+        counter = RowCounter()
+        reason = "cancelled"
+        try:
+            token = sampling.pick(logits[-1], generator)
+            ledger.seconds["first_token"] = ledger.seconds.get("prompt", 0.0) + time.perf_counter() - began
+            while True:
+                if token in model.stop_ids:
+                    reason = "end"
+                    break
+                ids.append(token)
+                piece = stops.push(text.push(token))
+                if piece:
+                    pieces.append(piece)
+                    yield piece
+                if stops.hit or len(ids) == sampling.max_new_tokens:
+                    reason = "stop" if stops.hit else "length"
+                    break
+                with ledger.stage("decode"):
+                    token = sampling.pick(_step(model, cache, token, counter), generator)
+            if reason != "stop":
+                rest = stops.push(text.flush()) + stops.flush()
+                if rest:
+                    pieces.append(rest)
+                    yield rest
+        except GeneratorExit:
+            reason = "cancelled"
+            raise
+        except BaseException:
+            reason = "failed"
+            raise
+        finally:
+            ledger.forward_tokens["decode"] += counter.rows
+            ledger.token_layers += counter.token_layers
+            ledger.seconds["total"] = time.perf_counter() - began
+            pending = ids[cache.filled - prompt_tokens :]
+            live = Live(cache, pending, self._tenant)
+            if reason in ("cancelled", "failed"):
+                model.pool.release(live.take())
+            else:
+                self._engine.keep(live)
+            if reason != "failed":
+                self._answer = Answer("".join(pieces), tuple(ids), ledger, reason, prompt_tokens, self._engine, live)
+
+
+def _step(model: LanguageModel, cache: SlotCache, token: int, counter: RowCounter) -> torch.Tensor:
+    """Write one token into the next slot and return the logits behind it, ``[vocabulary]``."""
+    slot = cache.filled
+    plan = RowPlan(torch.tensor([slot]), slot + 1)
+    return model.forward(torch.tensor([[token]]), plan, cache, 1, counter)[0, -1]

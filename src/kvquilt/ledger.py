@@ -1,0 +1,135 @@
+"""The account that every answer carries: what was reused, computed, read, and how long it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from io import StringIO
+from typing import Any
+
+
+class Provenance(StrEnum):
+    """Where a prompt token's keys and values come from."""
+
+    EXACT = "exact"
+    REUSED = "reused"
+    RECOMPUTED = "recomputed"
+    CORRECTED = "corrected"
+    INLINE = "inline"
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """Something cheaper was expected and did not happen. `reason` is a short code, `detail` a sentence."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentUse:
+    """What became of one document in this prompt.
+
+    Attributes:
+        start: logical position of its first token.
+        source: tier it was read from (``memory``, ``disk``), ``compiled`` in this request, or ``-`` if not needed.
+        why: one sentence.
+    """
+
+    id: str
+    tokens: int
+    start: int
+    provenance: Provenance
+    source: str
+    why: str
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Account of one answer.
+
+    Attributes:
+        method: the method that ran, after fallbacks; `asked` is the one that was asked for.
+        tokens: prompt tokens by provenance; they sum to the prompt.
+        forward_tokens: rows that passed the model by stage (``compile``, ``read``, ``decode``), counted by hooks.
+        token_layers: the same rows times the layers they passed.
+        bytes_read: bytes of keys and values by tier.
+        seconds: by stage; ``first_token`` runs from the call to the first token and includes the stages before it.
+        flops: estimated floating-point operations of ``read`` (and of ``compile``, if any); `flops_full` those of a
+            full prefill of the same prompt.
+        documents: in prompt order. Ids only, never text.
+    """
+
+    method: str = ""
+    asked: str = ""
+    tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Provenance, 0))
+    forward_tokens: dict[str, int] = field(default_factory=lambda: {"compile": 0, "read": 0, "decode": 0})
+    token_layers: int = 0
+    bytes_read: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    flops: float = 0.0
+    flops_full: float = 0.0
+    fallbacks: list[Fallback] = field(default_factory=list)
+    documents: list[DocumentUse] = field(default_factory=list)
+    model: str = ""
+    threads: int = 0
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the block's duration to ``seconds[name]``."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    def fall_back(self, reason: str, detail: str) -> None:
+        self.fallbacks.append(Fallback(reason, detail))
+
+    @property
+    def reused_share(self) -> float:
+        """Share of prompt tokens that were not computed in this request's prompt."""
+        kept = self.tokens[Provenance.EXACT] + self.tokens[Provenance.REUSED] + self.tokens[Provenance.CORRECTED]
+        return kept / max(1, sum(self.tokens.values()))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain types, ready for JSON."""
+        return {**asdict(self), "tokens": {str(k): v for k, v in self.tokens.items()}}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Ledger:
+        documents = [DocumentUse(**{**d, "provenance": Provenance(d["provenance"])}) for d in data["documents"]]
+        fallbacks = [Fallback(**f) for f in data["fallbacks"]]
+        return cls(**{**data, "documents": documents, "fallbacks": fallbacks})
+
+    def table(self, width: int = 110) -> str:
+        """The account as text: one line per document, then tokens, time and fallbacks."""
+        from rich.console import Console
+        from rich.table import Table
+
+        out = Console(file=StringIO(), width=width, highlight=False)
+        table = Table(title=f"{self.model}: {self.method}" + (f" (asked: {self.asked})" if self._changed else ""))
+        for column in ("document", "tokens", "at", "provenance", "from", "why"):
+            table.add_column(column, justify="right" if column in ("tokens", "at") else "left", overflow="fold")
+        for d in self.documents:
+            table.add_row(d.id, str(d.tokens), str(d.start), d.provenance, d.source, d.why)
+        out.print(table)
+        counts = "  ".join(f"{name} {count}" for name, count in self.tokens.items() if count)
+        forward = "  ".join(f"{name} {count}" for name, count in self.forward_tokens.items())
+        out.print(f"prompt tokens    {counts}   ({self.reused_share:.0%} not computed)")
+        out.print(f"forward tokens   {forward}")
+        out.print("seconds          " + "  ".join(f"{k} {v:.3f}" for k, v in self.seconds.items()))
+        if self.bytes_read:
+            out.print("bytes read       " + "  ".join(f"{k} {v / 1e6:.1f} MB" for k, v in self.bytes_read.items()))
+        if self.flops_full:
+            out.print(f"estimated work   {self.flops / self.flops_full:.1%} of a full prefill")
+        for fallback in self.fallbacks:
+            out.print(f"fallback         {fallback.reason}: {fallback.detail}", markup=False)
+        return str(out.file.getvalue())  # type: ignore[attr-defined]  # the StringIO from above
+
+    @property
+    def _changed(self) -> bool:
+        return self.asked not in ("", self.method)

@@ -1,0 +1,1 @@
+"""Online repair: selectors choose rows of reused documents, one operator recomputes them."""

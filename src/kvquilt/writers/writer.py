@@ -1,0 +1,29 @@
+"""What every writer promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.segment import CompiledSegment
+
+
+class Writer(Protocol):
+    """Compiles segments. Same writer, model and ids give the same segment up to rounding, whatever the batch."""
+
+    @property
+    def digest(self) -> str:
+        """Content identity, part of every segment key: another prefix or other weights are another writer."""
+        ...
+
+    @property
+    def encoded_behind(self) -> tuple[int, ...] | None:
+        """Ids that every segment is encoded behind: a document right behind just these is exact. ``None``: never."""
+        ...
+
+    def compile(
+        self, model: LanguageModel, segments: Sequence[tuple[int, ...]], counter: RowCounter | None = None
+    ) -> Iterator[tuple[int, CompiledSegment]]:
+        """Yield ``(index into segments, compiled segment)`` as soon as each is finished, in any order."""
+        ...
