@@ -38,10 +38,11 @@ if TYPE_CHECKING:
 class DiskTier:
     """Segments below `root`, shared with any number of processes; bytes are file sizes.
 
-    A directory that can only be read is served without its index, and every put is a counted failure.
+    A directory that can only be read, or whose index cannot be used (a full disk, for one), is served without
+    the index: hits work, every put is a counted failure.
 
     Raises:
-        StoreUnavailableError: the directory cannot be created or read, or has another format.
+        StoreUnavailableError: the directory cannot be created or read, has another format, or stays locked.
     """
 
     name = "disk"
@@ -54,8 +55,14 @@ class DiskTier:
         self._verified: dict[SegmentKey, tuple[int, int, int]] = {}
         self._verified_lock = threading.Lock()
         self._index: index.Index | None = None
+        self._refusal = FailureReason.READ_ONLY
         if self.files.writable:
-            self._index = index.Index(self.files.base / "index.sqlite", self._listing, self.contains, self._index_error)
+            try:
+                place = self.files.base / "index.sqlite"
+                self._index = index.Index(place, self._listing, self.contains, self._index_error)
+            except (sqlite3.OperationalError, OSError):
+                self._refusal = FailureReason.INDEX
+                self._index_error()
 
     def get(self, key: SegmentKey, ids: tuple[int, ...], layout: Layout | None = None) -> Hit | Miss:
         try:
@@ -80,7 +87,7 @@ class DiskTier:
         if self.budget is not None and size > self.budget:
             return self._counts.failure(FailureReason.OVER_BUDGET)
         if self._index is None:
-            return self._counts.failure(FailureReason.READ_ONLY)
+            return self._counts.failure(self._refusal)
         try:
             # the slow part, writing and syncing, happens before the lock that all processes share
             with self.files.staged(path, parts) as staged, self._index.transaction() as cursor:
@@ -100,7 +107,7 @@ class DiskTier:
 
     def remove(self, key: SegmentKey) -> bool:
         if self._index is None:
-            self._counts.failure(FailureReason.READ_ONLY)
+            self._counts.failure(self._refusal)
             return False
         try:
             with self._index.transaction() as cursor:

@@ -62,6 +62,10 @@ class Index:
 
     `listing` yields what is on disk (key, tokens, bytes) when the index has to be built anew; `on_error` counts
     what goes wrong in the background.
+
+    Raises:
+        sqlite3.OperationalError, OSError: the index can be neither opened nor created here.
+        StoreUnavailableError: it has another version, or another process keeps it locked.
     """
 
     def __init__(
@@ -78,17 +82,14 @@ class Index:
         self._pending_lock = threading.Lock()
         self._flusher: threading.Thread | None = None
         try:
-            try:
-                self._db = _open(path, listing)
-            except sqlite3.OperationalError:
-                raise
-            except sqlite3.DatabaseError:  # damaged: it can be rebuilt from the files, which lose nothing
-                for suffix in ("", "-wal", "-shm"):
-                    path.with_name(path.name + suffix).unlink(missing_ok=True)
-                on_error()
-                self._db = _open(path, listing)
-        except (sqlite3.Error, OSError) as error:
-            raise StoreUnavailableError(f"store index {path}: {error}") from error
+            self._db = _open(path, listing)
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:  # damaged: it is rebuilt from the files, which loses only how often each was used
+            for suffix in ("", "-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+            on_error()
+            self._db = _open(path, listing)
         self._finalizer = weakref.finalize(self, self._db.close)
 
     def used(self, key: SegmentKey, tokens: int | None = None, size: int = 0) -> None:
@@ -263,8 +264,12 @@ def _use_wal(db: sqlite3.Connection) -> None:
             db.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
+            if "locked" not in str(error):
                 raise
+            if time.monotonic() > deadline:
+                raise StoreUnavailableError(
+                    f"store index: locked by another process for {_BUSY_SECONDS:.0f} s"
+                ) from error
             time.sleep(0.01)
 
 

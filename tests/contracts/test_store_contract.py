@@ -1,0 +1,332 @@
+"""What every tier of the store, and the tiers together, must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvquilt.identity import SegmentKey, namespace
+from kvquilt.segment import CompiledSegment
+from kvquilt.store import (
+    DiskTier,
+    Failure,
+    FailureReason,
+    Hit,
+    Layout,
+    MemoryTier,
+    Miss,
+    MissReason,
+    Row,
+    Store,
+    Stored,
+    Tier,
+    TierStats,
+)
+from tests.store.segments import bits, key_of, make, same
+
+LARGE = 1 << 24
+
+
+class StoreAsTier:
+    """A two-tier store behind the tier's verbs; its statistics and listing are the disk tier's."""
+
+    name = "store"
+
+    def __init__(self, root: Path, budget: int) -> None:
+        self.store = Store.open(root, budget, budget)
+
+    def get(self, key: SegmentKey, ids: tuple[int, ...], layout: Layout | None = None) -> Hit | Miss:
+        with self.store.fetch([(key, ids)], layout=layout) as (held,):
+            if held.segment is None:
+                return Miss(MissReason(held.reason))
+            return Hit(held.segment, held.bytes_read)
+
+    def put(self, key: SegmentKey, segment: CompiledSegment) -> Stored | Failure:
+        return self.store.put(key, segment)["disk"]
+
+    def touch(self, key: SegmentKey) -> None:
+        for tier in self.store.tiers:
+            tier.touch(key)
+
+    def remove(self, key: SegmentKey) -> bool:
+        return self.store.rm(key=key) == 1
+
+    def contains(self, key: SegmentKey) -> bool:
+        return self.store.contains(key)
+
+    def keys(self, namespace: str | None = None) -> Iterator[SegmentKey]:
+        return (row.key for row in self.store.ls(namespace))
+
+    def rows(self, namespace: str | None = None) -> Iterator[Row]:
+        return iter(self.store.ls(namespace))
+
+    def pin(self, key: SegmentKey) -> AbstractContextManager[None]:
+        return self.store.tiers[1].pin(key)
+
+    def stats(self) -> TierStats:
+        return self.store.stats()["disk"]
+
+    def check_integrity(self) -> None:
+        for tier in self.store.tiers:
+            tier.check_integrity()
+
+    def close(self) -> None:
+        self.store.close()
+
+
+Opener = Callable[[int], Tier]
+
+
+@pytest.fixture(params=["memory", "disk", "store"])
+def open_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
+    """Opens the tier with a budget in bytes, always in the same place; opening again is a restart."""
+    opened: list[Tier] = []
+
+    def shut() -> None:
+        while opened:
+            tier = opened.pop()
+            tier.check_integrity()
+            assert tier.stats().pinned == 0
+            tier.close()
+
+    def open_it(budget: int) -> Tier:
+        shut()
+        kinds: dict[str, Callable[[], Tier]] = {
+            "memory": lambda: MemoryTier(budget),
+            "disk": lambda: DiskTier(tmp_path / "store", budget),
+            "store": lambda: StoreAsTier(tmp_path / "store", budget),
+        }
+        opened.append(kinds[request.param]())
+        return opened[-1]
+
+    yield open_it
+    shut()
+
+
+@pytest.fixture
+def size(open_tier: Opener) -> int:
+    """What one segment of four tokens takes of the tier's budget; the tier is left empty."""
+    tier = open_tier(LARGE)
+    answer = tier.put(key_of(make(1)), make(1))
+    assert isinstance(answer, Stored)
+    assert tier.remove(key_of(make(1)))
+    return answer.bytes
+
+
+def put(tier: Tier, *segments: CompiledSegment) -> None:
+    for segment in segments:
+        assert isinstance(tier.put(key_of(segment), segment), Stored)
+
+
+def has(tier: Tier, segment: CompiledSegment) -> bool:
+    return key_of(segment) in set(tier.keys())
+
+
+def test_what_was_put_comes_back_whole(open_tier: Opener) -> None:
+    tier = open_tier(LARGE)
+    put(tier, make(1), make(2, tokens=9))
+    for segment in (make(1), make(2, tokens=9)):
+        answer = tier.get(key_of(segment), segment.ids)
+        assert isinstance(answer, Hit)
+        assert same(answer.segment, segment)
+        assert answer.bytes_read == segment.nbytes
+    assert tier.get(key_of(make(3)), make(3).ids) == Miss(MissReason.ABSENT)
+    stats = tier.stats()
+    assert stats.misses["absent"] >= 1
+    assert isinstance(tier, Tier)
+
+
+def test_one_tenant_never_sees_another(open_tier: Opener) -> None:
+    tier = open_tier(LARGE)
+    segment = make(1)
+    for tenant in ("a", None):
+        tier.put(key_of(segment, tenant), segment)
+    assert tier.get(key_of(segment, "b"), segment.ids) == Miss(MissReason.ABSENT)
+    assert tier.get(key_of(segment, ""), segment.ids) == Miss(MissReason.ABSENT)
+    assert isinstance(tier.get(key_of(segment, "a"), segment.ids), Hit)
+    assert list(tier.keys(namespace("b"))) == []
+    assert list(tier.rows(namespace("b"))) == []
+    assert list(tier.keys(namespace("a"))) == [key_of(segment, "a")]
+    assert [row.key for row in tier.rows(namespace(None))] == [key_of(segment, None)]
+    assert len(list(tier.keys())) == 2
+    assert not tier.remove(key_of(segment, "b"))
+    assert tier.stats().segments == 2
+
+
+def test_a_restart_keeps_what_was_on_disk(open_tier: Opener) -> None:
+    tier = open_tier(LARGE)
+    tier.put(key_of(make(1), "a"), make(1))
+    again = open_tier(LARGE)
+    if again.name == "memory":
+        assert again.stats().segments == 0
+        return
+    answer = again.get(key_of(make(1), "a"), make(1).ids)
+    assert isinstance(answer, Hit)
+    assert same(answer.segment, make(1))
+    assert again.get(key_of(make(1), "b"), make(1).ids) == Miss(MissReason.ABSENT)
+
+
+def test_other_ids_under_the_same_digest_are_a_collision_not_an_answer(open_tier: Opener) -> None:
+    tier = open_tier(LARGE)
+    put(tier, make(1))
+    assert tier.get(key_of(make(1)), make(2).ids) == Miss(MissReason.COLLISION)
+    assert tier.get(key_of(make(1)), make(1).ids[:-1]) == Miss(MissReason.COLLISION)
+    assert tier.stats().integrity_failures >= 2
+    assert isinstance(tier.get(key_of(make(1)), make(1).ids), Hit)
+
+
+def test_putting_twice_stores_once_and_the_last_one_wins(open_tier: Opener) -> None:
+    tier = open_tier(LARGE)
+    put(tier, make(1))
+    first = tier.stats()
+    other = CompiledSegment(make(1).ids, make(5).keys, make(5).values, 3, "cd")
+    put(tier, other)
+    assert (tier.stats().segments, first.segments) == (1, 1)
+    assert sum(row.bytes for row in tier.rows()) == tier.stats().bytes
+    answer = tier.get(key_of(make(1)), make(1).ids)
+    assert isinstance(answer, Hit)
+    assert same(answer.segment, other)
+
+
+def test_bytes_are_the_sum_over_what_is_there(open_tier: Opener) -> None:
+    tier = open_tier(LARGE)
+    put(tier, *(make(number, tokens=number) for number in range(1, 8)))
+    tier.remove(key_of(make(3, tokens=3)))
+    rows = list(tier.rows())
+    assert {row.tokens for row in rows} == {1, 2, 4, 5, 6, 7}
+    assert tier.stats().bytes == sum(row.bytes for row in rows)
+    assert tier.stats().segments == 6
+
+
+def test_a_segment_larger_than_the_budget_is_refused_and_evicts_nothing(open_tier: Opener, size: int) -> None:
+    tier = open_tier(size * 2)
+    put(tier, make(1))
+    large = make(2, tokens=64)
+    assert tier.put(key_of(large), large) == Failure(FailureReason.OVER_BUDGET)
+    assert has(tier, make(1))
+    assert not has(tier, large)
+    assert tier.stats().failures == {"over_budget": 1}
+
+
+def test_the_budget_is_never_exceeded(open_tier: Opener, size: int) -> None:
+    tier = open_tier(size * 3)
+    for number in range(1, 30):
+        put(tier, make(number))
+        assert tier.stats().bytes <= size * 3
+    assert tier.stats().evictions == 26
+
+
+def test_what_is_used_often_outlives_what_is_not(open_tier: Opener, size: int) -> None:
+    tier = open_tier(size * 3)
+    put(tier, make(1), make(2), make(3))
+    for number in (1, 1, 1, 3, 3):
+        tier.get(key_of(make(number)), make(number).ids)
+    put(tier, make(4))
+    assert [has(tier, make(number)) for number in (1, 2, 3, 4)] == [True, False, True, True]
+
+
+def test_old_fame_fades(open_tier: Opener, size: int) -> None:
+    tier = open_tier(size * 2)
+    put(tier, make(1))
+    for _ in range(9):
+        tier.touch(key_of(make(1)))
+    put(tier, make(2), make(3), make(4))
+    assert has(tier, make(1))
+    put(tier, *(make(number) for number in range(5, 25)))
+    assert not has(tier, make(1))
+
+
+def test_pinned_segments_are_never_evicted(open_tier: Opener, size: int) -> None:
+    tier = open_tier(size * 2)
+    put(tier, make(1))
+    with tier.pin(key_of(make(1))), tier.pin(key_of(make(1))):
+        put(tier, *(make(number) for number in range(2, 20)))
+        assert has(tier, make(1))
+        assert tier.stats().pinned == 1
+    assert tier.stats().pinned == 0
+    put(tier, *(make(number) for number in range(20, 25)))
+    assert not has(tier, make(1))
+
+
+def test_when_everything_is_held_a_put_fails_and_loses_nothing(open_tier: Opener, size: int) -> None:
+    tier = open_tier(size * 2)
+    put(tier, make(1), make(2))
+    with tier.pin(key_of(make(1))), tier.pin(key_of(make(2))):
+        assert tier.put(key_of(make(3)), make(3)) == Failure(FailureReason.HELD)
+        assert isinstance(tier.put(key_of(make(2)), make(2)), Stored)
+    assert has(tier, make(1))
+    assert has(tier, make(2))
+
+
+def test_a_pin_is_released_when_the_body_fails(open_tier: Opener) -> None:
+    tier = open_tier(LARGE)
+    with pytest.raises(KeyboardInterrupt), tier.pin(key_of(make(1))):
+        raise KeyboardInterrupt
+    assert tier.stats().pinned == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_bit_patterns_survive(open_tier: Opener, dtype: torch.dtype) -> None:
+    info = torch.finfo(dtype)
+    special = [0.0, -0.0, info.max, info.min, info.tiny, info.smallest_normal / 4, -info.smallest_normal / 4, 1.0]
+    special += [float("inf"), float("-inf"), float("nan"), info.eps]
+    content = torch.tensor(special, dtype=dtype).view(1, 1, 3, 4)
+    assert (content == 0).sum() == 2, "the subnormals must not have been flushed"
+    segment = CompiledSegment((7, 8, 9), content, content.flip(2))
+    tier = open_tier(LARGE)
+    put(tier, segment)
+    if tier.name != "memory":
+        tier = open_tier(LARGE)
+    answer = tier.get(key_of(segment), segment.ids)
+    assert isinstance(answer, Hit)
+    assert bits(answer.segment.keys) == bits(content)
+    assert bits(answer.segment.values) == bits(content.flip(2))
+
+
+def test_an_empty_segment_is_a_segment(open_tier: Opener) -> None:
+    tier = open_tier(LARGE)
+    empty = make(1, tokens=0)
+    put(tier, empty)
+    answer = tier.get(key_of(empty), ())
+    assert isinstance(answer, Hit)
+    assert same(answer.segment, empty)
+    assert answer.bytes_read == 0
+
+
+def test_another_dtype_or_shape_than_the_model_s_is_a_miss(open_tier: Opener) -> None:
+    tier = open_tier(LARGE)
+    segment = make(1, dtype=torch.float16)
+    put(tier, segment)
+    fits = Layout.of(segment)
+    assert isinstance(tier.get(key_of(segment), segment.ids, fits), Hit)
+    wrong = Layout(torch.bfloat16, fits.layers, fits.kv_heads, fits.key_dim, fits.value_dim)
+    assert tier.get(key_of(segment), segment.ids, wrong) == Miss(MissReason.WRONG_DTYPE)
+    wrong = Layout(torch.float16, fits.layers + 1, fits.kv_heads, fits.key_dim, fits.value_dim)
+    assert tier.get(key_of(segment), segment.ids, wrong) == Miss(MissReason.WRONG_SHAPE)
+    assert tier.stats().misses["wrong_dtype"] == 1
+
+
+def test_slices_of_a_larger_batch_are_stored_alone(open_tier: Opener) -> None:
+    tier = open_tier(LARGE)
+    batch_keys, batch_values = torch.randn(2, 2, 2, 9, 8, generator=torch.Generator().manual_seed(0)).unbind()
+    segment = CompiledSegment((4, 5, 6), batch_keys[:, :, 3:6], batch_values[:, :, 3:6])
+    put(tier, segment)
+    answer = tier.get(key_of(segment), segment.ids)
+    assert isinstance(answer, Hit)
+    assert same(answer.segment, segment)
+
+
+def test_what_was_removed_is_gone(open_tier: Opener) -> None:
+    tier = open_tier(LARGE)
+    put(tier, make(1), make(2))
+    held = tier.get(key_of(make(1)), make(1).ids)
+    assert tier.remove(key_of(make(1)))
+    assert not tier.remove(key_of(make(1)))
+    assert tier.get(key_of(make(1)), make(1).ids) == Miss(MissReason.ABSENT)
+    assert list(tier.keys()) == [key_of(make(2))]
+    assert isinstance(held, Hit)
+    assert same(held.segment, make(1)), "what was handed out stays valid"
