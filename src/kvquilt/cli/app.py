@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvquilt.cli import ask, bench, compile, config, demo, doctor, explain, models, store
-from kvquilt.cli.common import CONFIG, FLAGS, echo_json, wants_json
+from kvquilt.cli.common import CONFIG, FLAGS, echo_json, wants_json, warn
 from kvquilt.errors import InputError, KvquiltError, ModelError, StoreError
 
 
@@ -42,6 +42,13 @@ def exit_code(error: KvquiltError) -> ExitCode:
     return ExitCode.USAGE
 
 
+class Remarks(logging.Handler):
+    """The library's log as remarks on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        warn(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
 class Verbs(TyperGroup):
     """Turns `KvquiltError` and Ctrl-C into one line on stderr (and JSON on stdout where asked) and an exit code."""
 
@@ -52,10 +59,10 @@ class Verbs(TyperGroup):
             if wants_json(ctx):
                 named = {k: getattr(error, k) for k in ("field", "rule") if hasattr(error, k)}
                 echo_json({"error": {"type": type(error).__name__, "message": str(error), **named}})
-            typer.echo(f"kvquilt: error: {' '.join(str(error).split())}", err=True)
+            warn(f"error: {' '.join(str(error).split())}")
             ctx.exit(int(exit_code(error)))
         except KeyboardInterrupt:
-            typer.echo("kvquilt: interrupted", err=True)
+            warn("interrupted")
             ctx.exit(int(ExitCode.INTERRUPTED))
 
 
@@ -89,7 +96,9 @@ def root(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
     """Compile each document's KV cache once; reuse it in any prompt and any order; say what was reused."""
-    logging.basicConfig(format="kvquilt: %(levelname)s: %(message)s", level=logging.WARNING)
+    log = logging.getLogger("kvquilt")
+    if not any(isinstance(handler, Remarks) for handler in log.handlers):
+        log.addHandler(Remarks(logging.WARNING))
     context.meta[CONFIG] = config_file
     context.meta[FLAGS] = {"store_dir": store_dir}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvquilt.cli.common import Device, Dtype, Json, ModelFlag, Tenant, Threads, echo_json, settings_of, warn
-from kvquilt.cli.work import open_engine, passages_in
+from kvquilt.cli.work import check_path, open_engine, passages_in
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def ask(
     )  # fmt: skip
     if not question.strip():
         raise InputError("question", "must not be empty")
+    check_path(docs)
     if settings.method != "auto":
         from kvquilt.repair.presets import find_method
 

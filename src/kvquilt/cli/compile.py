@@ -22,7 +22,7 @@ from kvquilt.cli.common import (
     warn,
 )
 from kvquilt.cli.doctor import show_report
-from kvquilt.cli.work import open_engine, passages_in
+from kvquilt.cli.work import check_path, open_engine, passages_in
 
 NOT_STORED = 4
 
@@ -49,6 +49,7 @@ def compile_documents(
         context, model=model, tenant=tenant, passage_tokens=passage_tokens, gate_seconds=gate_seconds,
         dtype=dtype, device=device, threads=threads,
     )  # fmt: skip
+    check_path(folder)
     with open_engine(settings) as engine:
         found = passages_in(folder, settings, engine.model.tokenizer)
         with progress("compiling") as advance:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvquilt.cli.common import Device, Dtype, Json, Tenant, Threads, echo_json, echo_table, progress, settings_of
-from kvquilt.cli.work import open_engine, passages_in
+from kvquilt.cli.work import check_path, open_engine, passages_in
 
 if TYPE_CHECKING:
     from kvquilt.gate import DoctorReport
@@ -37,6 +37,8 @@ def doctor(
     settings, _ = settings_of(
         context, model=model, tenant=tenant, passage_tokens=passage_tokens, dtype=dtype, device=device, threads=threads
     )
+    if docs is not None:
+        check_path(docs)
     with open_engine(settings) as engine:
         documents = None if docs is None else passages_in(docs, settings, engine.model.tokenizer).documents
         with progress("measuring") as advance:

@@ -27,6 +27,12 @@ def quiet_libraries() -> None:
         notices.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
+def check_path(path: Path) -> None:
+    """Raise `InputError` if there is no such folder or file, before a model is loaded for nothing."""
+    if not path.exists():
+        raise InputError("DIR", "no such folder or file", str(path))
+
+
 @contextmanager
 def open_engine(settings: Settings) -> Iterator[Engine]:
     """The engine of these settings; closed at the end."""

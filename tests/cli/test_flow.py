@@ -1,0 +1,183 @@
+"""compile, ask, explain, doctor, store on a tiny random model, whole."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from kvquilt.answer import Stream
+from kvquilt.engine import Engine
+from kvquilt.store import files
+from tests.cli.conftest import Run
+
+QUESTION = "What does the with statement do?"
+pytestmark = pytest.mark.usefixtures("model")
+
+
+def ask(run: Run, docs: Path, *more: object):
+    return run("ask", "--docs", docs, QUESTION, "--max-new-tokens", 4, *more)
+
+
+def test_compile_stores_once_and_counts_what_it_skipped(run: Run, docs: Path, tmp_path: Path) -> None:
+    first = run("compile", docs, "--no-gate", "--json")
+    assert first.code == 0, first.err
+    assert first.json["compiled"] == first.json["documents"] == 3
+    assert first.json["skipped"] == [{"path": "bad.txt", "reason": first.json["skipped"][0]["reason"]}]
+    assert "UTF-8" in first.json["skipped"][0]["reason"]
+    assert "skipped bad.txt" in first.err
+    again = run("compile", docs, "--no-gate", "--json")
+    assert (again.json["compiled"], again.json["stored_before"]) == (0, 3)
+    tiers = run("store", "stats", "--json").json
+    assert tiers["disk"]["segments"] == 3
+    assert tiers["disk"]["bytes"] > 0
+    assert tiers["memory"]["segments"] == tiers["memory"]["bytes"] == 0
+
+
+def test_ask_names_its_passages_and_explains(run: Run, docs: Path) -> None:
+    plain = ask(run, docs, "--method", "none", "--explain")
+    assert plain.code == 0, plain.err
+    assert "with.txt#1" in plain.out
+    assert "not recomputed" in plain.out
+    answer = ask(run, docs, "--method", "none", "--json")
+    assert answer.code == 0
+    assert {*answer.json["ledger"]["tokens"]} == {"exact", "reused", "recomputed", "corrected", "inline"}
+    assert answer.json["ledger"]["tokens"]["reused"] > 0
+    assert answer.json["method"] == "none"
+    assert answer.json["passages"][0]["id"] == "with.txt#1"
+    assert plain.out.startswith(answer.json["text"])
+
+
+def test_explain_shows_the_last_answer_without_any_text(run: Run, docs: Path, tmp_path: Path) -> None:
+    answer = ask(run, docs, "--method", "none", "--json").json
+    kept = run("explain", "--json")
+    assert kept.json["ledger"] == answer["ledger"]
+    assert "with.txt#1" in run("explain").out
+    written = (tmp_path / "cache" / "last-answer.json").read_text(encoding="utf-8")
+    assert QUESTION not in written
+    assert "statement" not in written
+
+
+def test_explain_before_any_answer_says_what_to_do(run: Run) -> None:
+    outcome = run("explain")
+    assert outcome.code == 2
+    assert "kvquilt ask" in outcome.err
+
+
+def test_full_prefill_reuses_nothing(run: Run, docs: Path) -> None:
+    assert ask(run, docs, "--method", "full", "--json").json["ledger"]["tokens"]["reused"] == 0
+
+
+def test_doctor_reports_checks_and_verdicts_and_its_exit_code(run: Run, docs: Path, model: Path) -> None:
+    outcome = run("doctor", model, "--docs", docs, "--prompts", 1, "--json")
+    assert {"checks", "verdicts"} <= {*outcome.json}
+    assert all(check["passed"] for check in outcome.json["checks"])
+    passed = any(verdict["passed"] for verdict in outcome.json["verdicts"])
+    assert outcome.code == (0 if passed else 6)
+    assert "mean KL" in run("doctor", model, "--docs", docs, "--prompts", 1).out
+
+
+@pytest.mark.parametrize(("limits", "code"), [(("1000", "0"), 0), (("1e-9", "1"), 6)])
+def test_auto_obeys_the_gate_and_says_so(
+    run: Run, docs: Path, monkeypatch: pytest.MonkeyPatch, limits: tuple[str, str], code: int
+) -> None:
+    monkeypatch.setenv("KVQUILT_GATE_MAX_KL", limits[0])
+    monkeypatch.setenv("KVQUILT_GATE_MIN_TOP1", limits[1])
+    assert run("compile", docs, "--gate-seconds", 0.1).code == 0
+    assert run("doctor", "--docs", docs, "--prompts", 1).code == code
+    outcome = ask(run, docs, "--json")
+    assert outcome.code == 0
+    assert outcome.json["method"] == ("retrieved-document" if code == 0 else "full")
+    assert ("gate_refused" in outcome.err) == (code == 6)
+
+
+def test_a_named_method_that_the_gate_refuses_ends_with_its_own_code(run: Run, docs: Path) -> None:
+    outcome = ask(run, docs, "--method", "none", "--policy", "auto", "--json")
+    assert outcome.code == 5
+    assert outcome.json["method"] == "full"
+    assert outcome.json["text"] is not None
+    assert "no_verdict" in outcome.err
+
+
+def test_tenants_do_not_share_segments(run: Run, docs: Path) -> None:
+    run("compile", docs, "--no-gate", "--tenant", "a")
+    assert run("compile", docs, "--no-gate", "--tenant", "b", "--json").json["stored_before"] == 0
+    assert len(run("store", "ls", "--json").json) == 6
+    assert len(run("store", "ls", "--tenant", "a", "--json").json) == 3
+    assert run("store", "rm", "--tenant", "a", "--json").json == {"removed": 3}
+    assert len(run("store", "ls", "--json").json) == 3
+
+
+def test_store_rm_takes_keys_and_unmistakable_beginnings(run: Run, docs: Path) -> None:
+    run("compile", docs, "--no-gate")
+    keys = [row["key"] for row in run("store", "ls", "--json").json]
+    assert run("store", "rm", keys[0]).code == 0
+    assert run("store", "rm", keys[1].partition("/")[2][:16]).code == 0
+    assert run("store", "rm", keys[0]).code == 2
+    assert run("store", "rm").code == 2
+    assert run("store", "rm", "--all", "--json").json == {"removed": 1}
+    assert run("store", "gc", "--json").code == 0
+
+
+def test_store_verify_finds_damage_and_repairs_it(run: Run, docs: Path, tmp_path: Path) -> None:
+    run("compile", docs, "--no-gate")
+    assert run("store", "verify").code == 0
+    victim = sorted((tmp_path / "store").rglob("*.safetensors"))[0]
+    content = bytearray(victim.read_bytes())
+    content[-1] ^= 1
+    victim.write_bytes(content)
+    found = run("store", "verify", "--json")
+    assert found.code == 4
+    assert len(found.json["damaged"]) == 1
+    assert run("store", "verify", "--repair", "--json").json["removed"] == 1
+    assert run("store", "verify").code == 0
+    assert run("compile", docs, "--no-gate", "--json").json["compiled"] == 1
+
+
+def test_a_store_that_cannot_be_written_is_an_error_of_compile_and_not_of_ask(
+    run: Run, docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("store", "stats")
+    store, access = str(tmp_path / "store"), os.access
+    monkeypatch.setattr(
+        files.os, "access", lambda path, *more, **named: store not in str(path) and access(path, *more, **named)
+    )
+    outcome = run("compile", docs, "--no-gate")
+    assert outcome.code == 4
+    assert "could not be stored" in outcome.err
+    assert ask(run, docs, "--method", "none").code == 0
+
+
+def test_a_store_that_is_a_file_is_named(run: Run, docs: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    outcome = run("--store-dir", tmp_path / "file", "compile", docs, "--json")
+    assert outcome.code == 4
+    assert outcome.json["error"]["type"] == "StoreUnavailableError"
+    assert re.search("kvquilt: error: .*file", outcome.err)
+
+
+def test_an_interrupted_compile_keeps_what_is_finished(run: Run, docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Engine, *rest: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "doctor", interrupted)
+        outcome = run("compile", docs)
+    assert outcome.code == 130
+    assert "interrupted" in outcome.err
+    assert run("compile", docs, "--no-gate", "--json").json["stored_before"] == 3
+
+
+def test_an_interrupted_answer_ends_with_130(run: Run, docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Stream) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Stream, "__next__", interrupted)
+    assert ask(run, docs, "--method", "none").code == 130
+
+
+def test_models_check_prints_the_capability_row(run: Run, model: Path) -> None:
+    outcome = run("models", "check", model, "--json")
+    assert outcome.code == 0
+    assert outcome.json["reusable"] is True
+    assert outcome.json["rope"] == ["default"]
