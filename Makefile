@@ -40,8 +40,8 @@ docs-check: env
 	$(BIN)/python scripts/gen_docs.py --check
 
 bench: env
-	$(BIN)/python benchmarks/startup.py
-	$(BIN)/kvquilt bench ttft
+	$(BIN)/python benchmarks/startup.py --json benchmarks/results/startup.json
+	$(BIN)/kvquilt bench ttft --json benchmarks/results/ttft-4096.json
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
