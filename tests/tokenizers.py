@@ -59,6 +59,18 @@ def byte_level(bos: str | None = None, template: str | None = None) -> Any:
 
 
 @cache
+def bytes_only(bos: str | None = None, template: str | None = None) -> Any:
+    """One token per byte, the byte itself as its id; control tokens follow from 256 in the order of `CONTROL`."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    vocab = {chr(byte): byte for byte in shown}
+    vocab |= {chr(256 + n): byte for n, byte in enumerate(byte for byte in range(256) if byte not in shown)}
+    backend = tk.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return _finish(backend, bos, template)
+
+
+@cache
 def metaspace(scheme: str = "always", template: str | None = None) -> Any:
     """Llama-2-like BPE with byte fallback: every text (`always`), or the first (`first`), is opened with a space.
 

@@ -49,13 +49,12 @@ def chat_parts(
     specials = _special_pattern(tokenizer)
     rendered: list[dict[str, str]] = []
     for index, (role, content) in enumerate(conversation):
-        optional = role == "assistant"
-        if optional and len(content) == 1 and isinstance(content[0], Inline):
+        if role == "assistant" and len(content) == 1 and isinstance(content[0], Inline):
             pieces = specials.split(content[0].text)
-            marked = [marks.add(index, [Inline(text)], True) if n % 2 else text for n, text in enumerate(pieces)]
+            marked = [marks.add(index, [Inline(text)], role) if n % 2 else text for n, text in enumerate(pieces)]
             rendered.append({"role": role, "content": "".join(marked)})
         elif any(isinstance(part, Document) or part.text for part in content):
-            rendered.append({"role": role, "content": marks.add(index, content, optional)})
+            rendered.append({"role": role, "content": marks.add(index, content, role)})
         else:
             rendered.append({"role": role, "content": ""})  # templates ask whether there is content
     text = _render(tokenizer, rendered, date or PINNED_DATE, add_generation_prompt)
@@ -72,9 +71,13 @@ def continuation_parts(
         ("user", _check_content("question", question)),
     ]
     marks = _Marks(turns)
-    rendered = [{"role": role, "content": marks.add(n, parts, False)} for n, (role, parts) in enumerate(turns)]
+    rendered = [{"role": role, "content": marks.add(n, parts, role)} for n, (role, parts) in enumerate(turns)]
     text = _render(tokenizer, rendered, date or PINNED_DATE, True)
     parts, messages = marks.split(text)
+    if 1 not in messages:
+        raise PromptError(
+            "tokenizer.chat_template", "drops an earlier answer, so a conversation cannot continue behind it"
+        )
     return parts[messages.index(1) + 1 :]
 
 
@@ -87,11 +90,15 @@ class _Marks:
         while any(f"\ue000{nonce}." in text for text in texts):
             nonce += 1
         self._nonce = nonce
-        self._held: list[tuple[int, list[Part], bool]] = []
+        self._held: list[tuple[int, list[Part], bool, bool]] = []
 
-    def add(self, message: int, parts: list[Part], optional: bool) -> str:
-        """The sentinel for `parts` of `messages[message]`; an optional one may be dropped by the template."""
-        self._held.append((message, parts, optional))
+    def add(self, message: int, parts: list[Part], role: str) -> str:
+        """The sentinel for `parts` of `messages[message]`.
+
+        The template may drop an assistant's text (reasoning, earlier turns) and move a system message (Mistral's puts
+        it before the last question); every other text must appear once and in order.
+        """
+        self._held.append((message, parts, role == "assistant", role == "system"))
         return f"\ue000{self._nonce}.{len(self._held) - 1}\ue001"
 
     def replace(self, text: str) -> list[Part]:
@@ -101,13 +108,14 @@ class _Marks:
         """The parts of the rendered text, and for each the index of its message, ``None`` for template text."""
         pieces = re.split(f"\ue000{self._nonce}\\.(\\d+)\ue001", text)
         order = [int(n) for n in pieces[1::2]]
-        for n, (owner, _, optional) in enumerate(self._held):
+        for n, (owner, _, optional, _) in enumerate(self._held):
             if (count := order.count(n)) != 1 and not (optional and count == 0):
                 how = "drops or rewrites" if count == 0 else "repeats"
                 raise PromptError(f"messages[{owner}]", f"the model's chat template {how} this message's text")
-        if order != sorted(order):
-            moved = next(n for n, after in itertools.pairwise(order) if n > after)
-            raise PromptError(f"messages[{self._held[moved][0]}]", "the model's chat template moves it out of order")
+        turns = [n for n in order if not self._held[n][3]]
+        for n, after in itertools.pairwise(turns):
+            if n > after:
+                raise PromptError(f"messages[{self._held[n][0]}]", "the model's chat template moves it out of order")
         parts: list[Part] = []
         origins: list[int | None] = []
         message: int | None
@@ -115,7 +123,7 @@ class _Marks:
             if n % 2 == 0:
                 message, held = None, _template(piece)
             else:
-                message, held, _ = self._held[int(piece)]
+                message, held, _, _ = self._held[int(piece)]
             parts += held
             origins += [message] * len(held)
         return parts, origins

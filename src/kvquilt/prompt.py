@@ -139,7 +139,7 @@ def continuation(
 
     Raises:
         InputError: the question has another form.
-        PromptError: the template does not keep an earlier answer in one piece.
+        PromptError: the template drops earlier answers or does not keep the question in one piece.
     """
     if not tokenizer.chat_template:
         if not isinstance(question, str):

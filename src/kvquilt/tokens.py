@@ -58,6 +58,7 @@ class Encoder:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()  # the flag for control tokens is state of the tokenizer's backend
         self._control = _control_tokens(tokenizer)
+        self._unknown = _unknown(tokenizer)
         self._cuts = _pattern(text for text in self._control.values() if len(text) > 1)
         self._added = _pattern(token.content for token in tokenizer.added_tokens_decoder.values())
         self._inner: Any = None
@@ -84,15 +85,11 @@ class Encoder:
         if control:
             return tuple(self._template(text, front))
         ids = self._raw(text, front, split=True)
-        if self._control.keys().isdisjoint(ids):
-            return tuple(ids)
-        ids = [i for n, piece in enumerate(self._cut(text)) for i in self._raw(piece, front and n == 0, split=True)]
-        for found in self._control.keys() & set(ids):
-            raise PromptError(
-                "text",
-                "a control token must stay text, but this tokenizer has no spelling for it",
-                self._control[found],
-            )
+        if not self._control.keys().isdisjoint(ids):
+            ids = [i for n, piece in enumerate(self._cut(text)) for i in self._raw(piece, front and n == 0, split=True)]
+            for found in (self._control.keys() - self._unknown) & set(ids):
+                rule = "a control token must stay text, but this tokenizer has no other spelling for it"
+                raise PromptError("text", rule, self._control[found])
         return tuple(ids)
 
     def segment(self, text: str, end: str) -> tuple[int, ...]:
@@ -152,15 +149,17 @@ def _control_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     """Special tokens, and other added ones that the template writes (``<think>``); not plain ones (``<h1>``)."""
     template = str(tokenizer.chat_template or "")
     special = set(tokenizer.all_special_ids)
-    control = {
+    return {
         i: str(token.content)
         for i, token in tokenizer.added_tokens_decoder.items()
         if token.special or i in special or (token.content in template and not token.content.isspace())
     }
-    unknown = tokenizer.unk_token_id
-    if unknown is not None and all(getattr(tokenizer, f"{name}_token_id") != unknown for name in ("bos", "eos", "pad")):
-        control.pop(unknown, None)  # stands for a character that the vocabulary lacks
-    return control
+
+
+def _unknown(tokenizer: Tokenizer) -> set[int]:
+    """The id for characters that the vocabulary lacks, unless it has another meaning too (GPT-2: end of text)."""
+    others = {getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    return {i for i in [tokenizer.unk_token_id] if i is not None and i not in others}
 
 
 def _pattern(texts: Any) -> re.Pattern[str]:
