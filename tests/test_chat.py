@@ -134,6 +134,16 @@ def test_private_use_characters_in_content_are_not_taken_for_sentinels() -> None
     assert bytes(runs[1].ids).decode() == texts[1] + "\n"
 
 
+def test_an_answer_that_spells_a_sentinel_does_not_bring_back_another_text() -> None:
+    tokenizer = styled("chatml")
+    answer = "\ue0000.0\ue001 \ue0001.1\ue001"
+    messages = [{"role": "user", "content": "once"}, {"role": "assistant", "content": answer}]
+    ids = Prompt.chat(messages, tokenizer, add_generation_prompt=False).ids(tokenizer)
+    text = bytes(i if i < 256 else 0 for i in ids).decode()
+    assert text.count("once") == 1
+    assert answer in text
+
+
 def test_documents_in_an_assistants_turn_and_a_system_message() -> None:
     tokenizer = styled("chatml")
     d, e = Document("D", id="d"), Document("E", id="e")
