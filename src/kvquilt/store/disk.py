@@ -91,10 +91,13 @@ class DiskTier:
         try:
             # the slow part, writing and syncing, happens before the lock that all processes share
             with self.files.staged(path, parts) as staged, self._index.transaction() as cursor:
-                if not self._make_room(cursor, key, size):
+                excess = self._excess(cursor, key, size)
+                if excess is None:
                     return self._counts.failure(FailureReason.HELD)
+                # evict last: a rename that fails must not have cost another segment its place
                 staged.publish()
                 index.put(cursor, key, segment.tokens, size)
+                self._evict_for(key, cursor, excess)
         except OSError as error:
             return self._counts.failure(failure_reason(error))
         except sqlite3.Error:
@@ -121,7 +124,7 @@ class DiskTier:
         return False
 
     def contains(self, key: SegmentKey) -> bool:
-        return self.files.path(key).exists()
+        return os.path.exists(self.files.path(key))
 
     def keys(self, namespace: str | None = None) -> Iterator[SegmentKey]:
         """Keys of the files themselves, whatever the index says."""
@@ -203,17 +206,23 @@ class DiskTier:
             raise DamageError(MissReason.COLLISION)
         return segment
 
-    def _make_room(self, cursor: sqlite3.Cursor, key: SegmentKey, size: int) -> bool:
-        """Evict until `key` can take `size` bytes; evicts nothing if that cannot succeed."""
+    def _excess(self, cursor: sqlite3.Cursor, key: SegmentKey, size: int) -> int | None:
+        """Bytes to evict so that `key` can take `size`; None if others' holds forbid it."""
         if self.budget is None:
-            return True
+            return 0
         occupied, replaced = index.total(cursor)[1], index.size_of(cursor, key)
-        needed = occupied - replaced + size - self.budget
         held = sum(index.size_of(cursor, name) for name in {key, *self._pins.keys()})
-        if needed > occupied - held:
-            return False
-        self._evict(cursor, needed, key)
-        return True
+        excess = occupied - replaced + size - self.budget
+        return None if excess > occupied - held else excess
+
+    def _evict_for(self, key: SegmentKey, cursor: sqlite3.Cursor, excess: int) -> None:
+        """Evict for the newcomer `key`, which gives way if that fails."""
+        try:
+            self._evict(cursor, excess, key)
+        except OSError:
+            self._unlink(key)
+            index.delete(cursor, key)
+            raise
 
     def _evict(self, cursor: sqlite3.Cursor, needed: int, keep: SegmentKey | None = None) -> None:
         spared = {*self._pins.keys(), keep}

@@ -58,7 +58,7 @@ class Files:
         return self.base / key.namespace / key.digest[:2] / f"{key.digest}.safetensors"
 
     def scan(self, namespace: str | None = None) -> Iterator[tuple[SegmentKey, int]]:
-        """Every segment file and its size; files that vanish meanwhile are left out."""
+        """Every segment file and its size; what vanishes meanwhile or may not be read is left out."""
         for space in _directories(self.base) if namespace is None else [self.base / namespace]:
             if not _NAMESPACE.fullmatch(space.name):
                 continue
@@ -67,8 +67,11 @@ class Files:
                     digest, dot, suffix = entry.name.partition(".")
                     if suffix != "safetensors" or not dot or not _DIGEST.fullmatch(digest) or digest[:2] != shard.name:
                         continue
-                    with contextlib.suppress(FileNotFoundError):
-                        yield SegmentKey(space.name, digest), entry.stat().st_size
+                    try:
+                        size = entry.stat().st_size
+                    except OSError:
+                        continue
+                    yield SegmentKey(space.name, digest), size
 
     @contextmanager
     def staged(self, path: Path, parts: Sequence[bytes | memoryview]) -> Iterator[Staged]:
@@ -180,7 +183,7 @@ def _entries(path: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(path) as found:
             return sorted(found, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
 
 

@@ -124,15 +124,17 @@ class Index:
             cursor.execute("BEGIN IMMEDIATE")
             try:
                 self._apply_pending(cursor)
-                yield cursor
-            except sqlite3.Error:
+                try:
+                    yield cursor
+                except sqlite3.Error:
+                    raise
+                except BaseException:
+                    cursor.execute("COMMIT")
+                    raise
+                cursor.execute("COMMIT")
+            finally:
                 if self._db.in_transaction:
                     cursor.execute("ROLLBACK")
-                raise
-            except BaseException:
-                cursor.execute("COMMIT")
-                raise
-            cursor.execute("COMMIT")
 
     @contextmanager
     def exclusive(self) -> Iterator[sqlite3.Cursor]:
