@@ -104,7 +104,9 @@ class Reader:
                     cache = assemble(self.model, placement, placed, placement.tokens + room)
         ledger.seconds["lookup"] -= ledger.seconds["place"] + ledger.seconds.get("compile", 0.0)
         counter = RowCounter()
-        rows = list(_rows(placement, chosen, stored=set(placed)))
+        # a prompt may end with a stored document, whose last rows must be run to predict what follows them
+        tail = range(max(0, placement.tokens - logits), placement.tokens)
+        rows = list(_rows(placement, [*chosen, tail], stored=set(placed)))
         try:
             with ledger.stage("read"):
                 out = repair(self.model, cache, ids, rows, logits, counter)
@@ -113,7 +115,7 @@ class Reader:
             raise
         ledger.forward_tokens["read"] += counter.rows
         ledger.token_layers += counter.token_layers
-        self._account(ledger, placement, covered, dict(zip(wanted, held, strict=True)))
+        self._account(ledger, placement, covered, dict(zip(wanted, held, strict=True)), tail)
         read = sum(len(r) for r in rows)
         ledger.flops += flops(self.model, rows) + ledger.forward_tokens["compile"] * 2.0 * self.model.layer_weights
         ledger.flops_full += flops(self.model, [range(placement.tokens)])
@@ -148,13 +150,15 @@ class Reader:
         ledger.flops_full += flops(self.model, [range(total)])
         return logits, cache
 
-    def _account(self, ledger: Ledger, placement: Placement, covered: set[int], held: dict[int, Held]) -> None:
-        """Provenance of every run, bytes by tier, one line per document."""
+    def _account(
+        self, ledger: Ledger, placement: Placement, covered: set[int], held: dict[int, Held], tail: range
+    ) -> None:
+        """Provenance of every run, bytes by tier, one line per document; slots in `tail` were run in any case."""
         ids = placement.ids
         for i, run in enumerate(placement.runs):
             start, found = placement.starts[i], held.get(i)
             source, why = "-", "inline text is computed in every request"
-            provenance = Provenance.INLINE
+            provenance, again = Provenance.INLINE, 0
             if found is not None and found.segment is not None:
                 segment, source = found.segment, str(found.tier)
                 ledger.bytes_read[source] = ledger.bytes_read.get(source, 0) + found.bytes_read
@@ -163,10 +167,12 @@ class Reader:
                 why = "stands behind the very tokens it was encoded behind" if exact else "moved, not recomputed"
                 if source == "compiled":
                     why += f"; was not stored ({found.reason}), compiled now"
+                again = max(0, placement.span(i).stop - max(start, tail.start))
             elif run.document is not None:
                 provenance = Provenance.RECOMPUTED
                 why = "best-ranked: recomputed in place" if covered and held else "full prefill"
-            ledger.tokens[provenance] += len(run.ids)
+            ledger.tokens[provenance] += len(run.ids) - again
+            ledger.tokens[Provenance.RECOMPUTED] += again
             if run.document is not None:
                 ledger.documents.append(DocumentUse(run.document.id, len(run.ids), start, provenance, source, why))
 
