@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from models_page import models_page
 
 from kvquilt.cli.app import app
 
@@ -40,7 +41,7 @@ def cli_page() -> str:
     return "\n".join(parts)
 
 
-PAGES = {"cli.md": cli_page}
+PAGES = {"cli.md": cli_page, "models.md": lambda: models_page(NOTE)}
 
 
 def main(arguments: list[str]) -> int:
