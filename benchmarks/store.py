@@ -19,8 +19,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -67,7 +69,7 @@ def bandwidth(root: Path, repeats: int) -> dict[str, Any]:
     segments = [make_segment(seed, TOKENS) for seed in range(SEGMENTS)]
     wanted = [(key_of(segment), segment.ids) for segment in segments]
     writer = DiskTier(root)
-    put_seconds = [timed(lambda s=segment: writer.put(key_of(s), s)) for segment in segments]
+    put_seconds = [timed(partial(writer.put, key_of(segment), segment)) for segment in segments]
     paths = [writer.files.path(key) for key, _ in wanted]
     writer.close()
     size = sum(path.stat().st_size for path in paths)
@@ -121,18 +123,13 @@ def bandwidth(root: Path, repeats: int) -> dict[str, Any]:
 
 
 def many(root: Path, repeats: int) -> dict[str, Any]:
-    sync = os.fsync
-    os.fsync = lambda handle: None  # filling is not what is measured
     template = make_segment(0, 4, layers=1)
     wanted = []
-    try:
-        with Store.open(root, 0) as store:
-            for number in range(SMALL_SEGMENTS):
-                segment = CompiledSegment((number, 1, 2, 3), template.keys, template.values)
-                wanted.append((key_of(segment), segment.ids))
-                store.tiers[1].put(wanted[-1][0], segment)
-    finally:
-        os.fsync = sync
+    with Store.open(root, 0) as store, mock.patch("os.fsync"):  # filling is not what is measured
+        for number in range(SMALL_SEGMENTS):
+            segment = CompiledSegment((number, 1, 2, 3), template.keys, template.values)
+            wanted.append((key_of(segment), segment.ids))
+            store.tiers[1].put(wanted[-1][0], segment)
     opening = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -133,9 +133,10 @@ def test_an_interrupted_compile_keeps_what_is_finished(store: Store, error: type
 
 def test_an_error_while_holding_releases_everything(store: Store) -> None:
     compiler = Compiler([1, 2])
-    with pytest.raises(ZeroDivisionError), store.fetch(compiler.wanted, compiler):
+    with pytest.raises(ZeroDivisionError), store.fetch(compiler.wanted, compiler) as held:
+        held[0].bytes_read // 0
+    with store.fetch(compiler.wanted):
         assert store.stats()["memory"].pinned == 2
-        raise ZeroDivisionError
     assert store.stats()["memory"].pinned == store.stats()["disk"].pinned == 0
 
 

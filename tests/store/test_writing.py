@@ -147,18 +147,53 @@ def test_an_error_inside_eviction_is_counted_and_the_next_eviction_works(
     tier.close()
 
 
-def test_a_locked_or_full_index_fails_the_put_and_nothing_else(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(index, "total", full)
-        patch.setattr(index, "put", full)
-        assert tier.put(key_of(make(2)), make(2)) == Failure(FailureReason.INDEX)
+def test_an_index_that_is_full_fails_the_put_and_nothing_else(tier: DiskTier) -> None:
+    assert tier._index is not None
+    database = tier._index._db
+    (pages,) = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count = {pages}")
+    stored, refused = [], []
+    for number in range(2, 80):
+        answer = tier.put(key_of(make(number)), make(number))
+        assert isinstance(answer, Stored) or answer == Failure(FailureReason.NO_SPACE)
+        (stored if isinstance(answer, Stored) else refused).append(number)
+    assert refused
     assert temporaries(tier) == []
-    assert readable(tier, 1)
-    tier.gc()
+    assert all(readable(tier, number) for number in stored)
+    assert not any(tier.contains(key_of(make(number))) for number in refused)
     tier.check_integrity()
+    assert tier.stats().segments == len(stored) + 1
+    database.execute("PRAGMA max_page_count = 4294967294")
+    assert isinstance(tier.put(key_of(make(refused[0])), make(refused[0])), Stored)
+    tier.check_integrity()
+
+
+def test_an_index_that_fails_in_the_middle_of_an_eviction_agrees_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with closing(DiskTier(tmp_path)) as sizing:
+        answer = sizing.put(key_of(make(1)), make(1))
+    assert isinstance(answer, Stored)
+    with closing(DiskTier(tmp_path, answer.bytes)) as tier:
+        with monkeypatch.context() as patch:
+            patch.setattr(index, "retire", broken)
+            assert tier.put(key_of(make(2)), make(2)) == Failure(FailureReason.INDEX)
+        tier.check_integrity()
+        assert isinstance(tier.put(key_of(make(2)), make(2)), Stored)
+        assert readable(tier, 2)
+        tier.check_integrity()
+
+
+def test_uses_that_cannot_be_written_now_are_written_later(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert readable(tier, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(index, "_USE", "this is not SQL")
+        assert next(tier.rows()).frequency == 1
+    assert next(tier.rows()).frequency == 2
+    assert tier.stats().failures == {"index": 1}
 
 
 _KILLED = """
@@ -337,7 +372,7 @@ def test_uses_are_counted_across_a_restart_without_writing_on_a_hit(tier: DiskTi
 
 def test_many_uses_are_written_in_the_background(tmp_path: Path) -> None:
     counts = Counts()
-    database = index.Index(tmp_path / "index.sqlite", lambda: [], lambda key: True, counts.hit)
+    database = index.Index(tmp_path / "index.sqlite", list, lambda key: True, counts.hit)
     for number in range(600):
         database.used(key_of(make(number % 600, tokens=1)), 1, 100)
     flusher = database._flusher

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import threading
@@ -88,6 +89,7 @@ class DiskTier:
             return self._counts.failure(FailureReason.OVER_BUDGET)
         if self._index is None:
             return self._counts.failure(self._refusal)
+        published = replaced = False
         try:
             # the slow part, writing and syncing, happens before the lock that all processes share
             with self.files.staged(path, parts) as staged, self._index.transaction() as cursor:
@@ -95,13 +97,19 @@ class DiskTier:
                 if excess is None:
                     return self._counts.failure(FailureReason.HELD)
                 # evict last: a rename that fails must not have cost another segment its place
+                replaced = index.size_of(cursor, key) > 0
                 staged.publish()
+                published = True
                 index.put(cursor, key, segment.tokens, size)
                 self._evict_for(key, cursor, excess)
         except OSError as error:
             return self._counts.failure(failure_reason(error))
-        except sqlite3.Error:
-            return self._counts.failure(FailureReason.INDEX)
+        except sqlite3.Error as error:
+            if published and not replaced:  # what is not accounted for would escape the budget
+                with contextlib.suppress(OSError):
+                    self._unlink(key)
+            full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+            return self._counts.failure(FailureReason.NO_SPACE if full else FailureReason.INDEX)
         return Stored(size)
 
     def touch(self, key: SegmentKey) -> None:
@@ -245,6 +253,9 @@ class DiskTier:
             os.unlink(self.files.path(key))
         except FileNotFoundError:
             return False
+        finally:
+            if self._index is not None:  # should the transaction around this fail, the row goes all the same
+                self._index.missed(key)
         return True
 
     def _listing(self, namespace: str | None = None) -> Iterator[tuple[SegmentKey, int, int]]:

@@ -105,7 +105,7 @@ class Index:
             self._flush_in_background()
 
     def missed(self, key: SegmentKey) -> None:
-        """Remember that `key` has no file, so that its row, if any, is dropped."""
+        """Remember that `key` may have no file; its row, if any, is then dropped."""
         with self._pending_lock:
             self._missing.add(key)
             many = len(self._missing) >= _FLUSH_AFTER
@@ -114,27 +114,15 @@ class Index:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Cursor]:
-        """The only writer, among all processes, until the body ends; pending uses are applied first.
+        """The only writer, among all processes, until the body ends; pending uses are applied before it.
 
         A body changes a file first and its row next, so whatever was done when an error strikes is consistent
-        and is committed.
+        and is committed, unless the error is the index's own.
         """
         with self._lock:
-            cursor = self._db.cursor()
-            cursor.execute("BEGIN IMMEDIATE")
-            try:
-                self._apply_pending(cursor)
-                try:
-                    yield cursor
-                except sqlite3.Error:
-                    raise
-                except BaseException:
-                    cursor.execute("COMMIT")
-                    raise
-                cursor.execute("COMMIT")
-            finally:
-                if self._db.in_transaction:
-                    cursor.execute("ROLLBACK")
+            self.flush()
+            with self._begun() as cursor:
+                yield cursor
 
     @contextmanager
     def exclusive(self) -> Iterator[sqlite3.Cursor]:
@@ -146,8 +134,20 @@ class Index:
             raise StoreUnavailableError(f"store index: {error}") from error
 
     def flush(self) -> None:
-        with self.transaction():
-            pass
+        """Apply pending uses; if the index cannot take them now (a full disk), they stay pending."""
+        with self._pending_lock:
+            pending, self._pending = self._pending, {}
+            missing, self._missing = self._missing, set()
+        if not pending and not missing:
+            return
+        try:
+            with self._lock, self._begun() as cursor:
+                self._apply(cursor, pending, missing)
+        except sqlite3.Error:
+            self._on_error()
+            with self._pending_lock:
+                self._pending = pending | self._pending
+                self._missing |= missing
 
     def rows(self, namespace: str | None = None) -> list[Row]:
         where = "" if namespace is None else "WHERE namespace = ?"
@@ -167,16 +167,27 @@ class Index:
             flusher.join()
         with self._lock:
             if self._finalizer.alive:
-                try:
-                    self.flush()
-                except sqlite3.Error:
-                    self._on_error()
+                self.flush()
                 self._finalizer()
 
-    def _apply_pending(self, cursor: sqlite3.Cursor) -> None:
-        with self._pending_lock:
-            pending, self._pending = self._pending, {}
-            missing, self._missing = self._missing, set()
+    @contextmanager
+    def _begun(self) -> Iterator[sqlite3.Cursor]:
+        cursor = self._db.cursor()
+        cursor.execute("BEGIN IMMEDIATE")
+        try:
+            try:
+                yield cursor
+            except sqlite3.Error:
+                raise
+            except BaseException:
+                cursor.execute("COMMIT")
+                raise
+            cursor.execute("COMMIT")
+        finally:
+            if self._db.in_transaction:
+                cursor.execute("ROLLBACK")
+
+    def _apply(self, cursor: sqlite3.Cursor, pending: dict[SegmentKey, _Use], missing: set[SegmentKey]) -> None:
         for key, use in pending.items():
             names = {"ns": key.namespace, "digest": key.digest, "uses": use.uses, "now": use.last}
             known = cursor.execute(_USE, names).rowcount
@@ -190,14 +201,8 @@ class Index:
         with self._pending_lock:
             if self._flusher is not None and self._flusher.is_alive():
                 return
-            self._flusher = threading.Thread(target=self._flush_quietly, name="kvquilt-index", daemon=True)
+            self._flusher = threading.Thread(target=self.flush, name="kvquilt-index", daemon=True)
             self._flusher.start()
-
-    def _flush_quietly(self) -> None:
-        try:
-            self.flush()
-        except sqlite3.Error:
-            self._on_error()
 
 
 def put(cursor: sqlite3.Cursor, key: SegmentKey, tokens: int, size: int) -> None:
