@@ -1,11 +1,13 @@
 """compile, ask, explain, doctor, store on a tiny random model, whole."""
 
+import json
 import os
 import re
 from pathlib import Path
 
 import pytest
 
+from kvquilt import bench
 from kvquilt.answer import Stream
 from kvquilt.engine import Engine
 from kvquilt.store import files
@@ -181,3 +183,22 @@ def test_models_check_prints_the_capability_row(run: Run, model: Path) -> None:
     assert outcome.code == 0
     assert outcome.json["reusable"] is True
     assert outcome.json["rope"] == ["default"]
+
+
+def test_bench_writes_what_was_measured_and_passes_its_plan_on(
+    run: Run, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = []
+
+    def measured(plan: bench.TtftPlan, *rest: object, **named: object) -> dict[str, object]:
+        plans.append(plan)
+        return {"full_ms": 10.0, "plan": {}, "ratios": {"full / reuse_memory": 5.0}}
+
+    monkeypatch.setattr(bench, "run_ttft", measured)
+    out = tmp_path / "results" / "ttft.json"
+    outcome = run("bench", "ttft", "--context-tokens", 512, "--documents", 4, "--json", out)
+    assert outcome.code == 0
+    assert "full / reuse_memory" in outcome.out
+    assert json.loads(out.read_text()) == run("bench", "ttft", "--json", "-").json
+    assert (plans[0].model, plans[0].context_tokens, plans[0].documents) == (str(model), 512, 4)
+    assert run("bench", "ttft", "--context-tokens", 1).code == 2

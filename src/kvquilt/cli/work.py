@@ -24,7 +24,7 @@ def quiet_libraries() -> None:
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
     if not sys.stderr.isatty():
-        notices.disable_progress_bar()  # type: ignore[no-untyped-call]
+        notices.disable_progress_bar()
 
 
 def check_path(path: Path) -> None:
