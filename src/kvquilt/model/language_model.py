@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -64,6 +64,7 @@ class LanguageModel:
         """
         hf.eval().requires_grad_(False)
         capability = inspect(hf)
+        stock = _stock_logits(hf)
         attention.register()
         hf.set_attn_implementation(attention.NAME)
         pool = SlotPool(
@@ -79,7 +80,7 @@ class LanguageModel:
             threads=torch.get_num_threads(),
             stop_ids=_stop_ids(hf, tokenizer),
         )
-        model._probe_rotation()
+        model._probe(stock)
         return model
 
     @property
@@ -166,28 +167,44 @@ class LanguageModel:
             raise
         return cache
 
-    def _probe_rotation(self) -> None:
-        """Refuse a model whose keys do not move as its table says: whole-prompt shifts must be pure rotations.
+    def _probe(self, stock: torch.Tensor) -> None:
+        """Refuse a model whose attention is more than slots and masks, or whose keys do not move as its table says.
 
-        Catches interleaved layouts, absolute positions and per-layer exceptions that no configuration field tells.
+        Catches what no configuration field tells: masks and biases that the model adds by itself, interleaved
+        layouts, absolute positions, exceptions of single layers. `stock` are the logits of the untouched model.
         """
-        vocabulary = self.hf.config.get_text_config().vocab_size
-        ids = torch.arange(1, 9)[None] * 7 % vocabulary
-        here, there = self.pool.acquire(8), self.pool.acquire(8)
-        self.forward(ids, RowPlan(torch.arange(8), 8), here, 0)
-        self.forward(ids, RowPlan(torch.arange(8), 8, offset=_PROBE_SHIFT), there, 0)
-        tolerance = _PROBE_TOLERANCE[self.dtype]
-        for layer, table in enumerate(self.capability.tables):
-            fresh, moved = there.slot_keys[layer, :, :, :8], here.slot_keys[layer, :, :, :8].clone()
-            if table is not None:
-                table.rotate(here.slot_keys[layer, :, :, :8], _PROBE_SHIFT, moved)
-            error = float((fresh.float() - moved.float()).norm() / fresh.float().norm().clamp_min(1e-6))
-            if not error <= tolerance:
-                raise UnsupportedModelError(
-                    f"{self.name}: keys of layer {layer} do not move by their rotary table (relative error {error:.2g})"
-                )
-        self.pool.release(here)
-        self.pool.release(there)
+        ids = _probe_ids(self.hf)
+        count = ids.shape[1]
+        here, there = self.pool.acquire(count), self.pool.acquire(count)
+        try:
+            self.forward(ids, RowPlan(torch.arange(count), count), here, 0)
+            self.forward(ids, RowPlan(torch.arange(count), count, offset=_PROBE_SHIFT), there, 0)
+            for layer, table in enumerate(self.capability.tables):
+                fresh, moved = there.slot_keys[layer, :, :, :count], here.slot_keys[layer, :, :, :count].clone()
+                if table is not None:
+                    table.rotate(here.slot_keys[layer, :, :, :count], _PROBE_SHIFT, moved)
+                self._expect(moved, fresh, f"keys of layer {layer} do not move by their rotary table")
+            masked = self.forward(ids[:, 1:], RowPlan(torch.arange(1, count), count), here, count - 1)
+            self._expect(masked, stock[:, 1:], "its attention is not plain causal attention, and would be left out")
+        finally:
+            self.pool.release(here)
+            self.pool.release(there)
+
+    def _expect(self, measured: torch.Tensor, truth: torch.Tensor, otherwise: str) -> None:
+        error = float((measured.float() - truth.float()).norm() / truth.float().norm().clamp_min(1e-6))
+        if not error <= _PROBE_TOLERANCE[self.dtype]:
+            raise UnsupportedModelError(f"{self.name}: {otherwise} (relative error {error:.2g})")
+
+
+def _probe_ids(hf: PreTrainedModel) -> torch.Tensor:
+    vocabulary = int(hf.config.get_text_config().vocab_size)
+    return torch.arange(1, 9)[None] * 7 % vocabulary
+
+
+@torch.inference_mode()
+def _stock_logits(hf: PreTrainedModel) -> torch.Tensor:
+    """``[1, 8, vocabulary]`` of the model's own forward under its own attention."""
+    return cast(torch.Tensor, hf(input_ids=_probe_ids(hf).to(hf.device), use_cache=False).logits)
 
 
 @contextmanager
