@@ -370,14 +370,15 @@ def test_uses_are_counted_across_a_restart_without_writing_on_a_hit(tier: DiskTi
     again.close()
 
 
-def test_many_uses_are_written_in_the_background(tmp_path: Path) -> None:
+def test_many_uses_are_written_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = Counts()
     database = index.Index(tmp_path / "index.sqlite", list, lambda key: True, counts.hit)
-    for number in range(600):
-        database.used(key_of(make(number % 600, tokens=1)), 1, 100)
+    monkeypatch.setattr(index, "_FLUSH_AFTER", 100)
+    for number in range(100):
+        database.used(key_of(make(number, tokens=1)), 1, 100)
     flusher = database._flusher
     assert flusher is not None
     flusher.join()
-    assert len(database.rows()) == 600
+    assert len(database.rows()) == 100
     database.close()
     assert counts.hits == 0

@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # listing and verifying must not wait for torch
 FORMAT_VERSION = "1"
 _ALIGNMENT = 64
 _MAX_HEADER = 1 << 16
+_PARALLEL_BYTES = 1 << 19
 _NO_CHECKSUM = "0" * 64
 _WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
 _TORCH_NAMES = {
@@ -233,7 +234,9 @@ def _raw(tensor: torch.Tensor) -> memoryview:
 
 
 def _digest(parts: Sequence[memoryview]) -> str:
-    state = blake3(max_threads=blake3.AUTO)
+    # below this a second thread gains nothing, and on a busy machine its start is waited for
+    large = sum(part.nbytes for part in parts) >= _PARALLEL_BYTES
+    state = blake3(max_threads=blake3.AUTO if large else 1)
     for part in parts:
         state.update(part)
     return state.hexdigest()

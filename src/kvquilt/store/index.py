@@ -21,7 +21,7 @@ from kvquilt.store.base import Row
 
 _VERSION = 1
 _BUSY_SECONDS = 20.0
-_FLUSH_AFTER = 512
+_FLUSH_AFTER = 4096  # seldom: the writing thread competes with look-ups for the interpreter
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS segments (
     namespace TEXT NOT NULL, digest TEXT NOT NULL, tokens INTEGER NOT NULL, bytes INTEGER NOT NULL,
@@ -107,10 +107,8 @@ class Index:
     def missed(self, key: SegmentKey) -> None:
         """Remember that `key` may have no file; its row, if any, is then dropped."""
         with self._pending_lock:
-            self._missing.add(key)
-            many = len(self._missing) >= _FLUSH_AFTER
-        if many:
-            self._flush_in_background()
+            if len(self._missing) < _FLUSH_AFTER:  # most have no row; one that is left behind is dropped by gc
+                self._missing.add(key)
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Cursor]:
