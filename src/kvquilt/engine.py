@@ -160,7 +160,9 @@ class Engine:
             segments.append(segment_ids(d, self.model.tokenizer))
             if len(segments[-1]) > room:
                 over = len(segments[-1]) - room
-                raise ContextLengthError("documents", f"{d.id!r} is {over} tokens longer than the context; split it")
+                raise ContextLengthError(
+                    "documents", f"{d.id!r} is {over} tokens longer than {self._context}; split it"
+                )
         keys = [self.reader.key(s, tenant) for s in segments]
         missing = [i for i, key in enumerate(keys) if not self.store.contains(key)]
         before, done = len(keys) - len(missing), 0
@@ -354,8 +356,14 @@ class Engine:
                 break
         hint = f"drop {', '.join(names)}" if documents else "shorten the prompt"
         raise ContextLengthError(
-            "prompt", f"{total} prompt and {new} answer tokens exceed the context of {limit} by {over}; {hint}"
+            "prompt", f"{total} prompt and {new} answer tokens exceed {self._context} by {over}; {hint}"
         )
+
+    @property
+    def _context(self) -> str:
+        """What a prompt must fit into, and why it is less than the model's own context, if it is."""
+        c = self.model.capability
+        return f"the context of {c.max_length}" + (f" ({c.bound})" if c.bound else "")
 
     def _resolve(self, asked: str, policy: str | None, tenant: str | None, ledger: Ledger) -> Method:
         """The method that will run. `auto`, and any method under policy auto, needs a passing verdict."""

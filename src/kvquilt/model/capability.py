@@ -24,6 +24,7 @@ class Capability:
         windows: per layer, the sliding window in tokens or ``None``.
         tables: per layer, the rotary table or ``None`` for a layer without rotation. Layers of one type share one.
         notes: what a user should know.
+        bound: the note that tells why `max_length` is not the model's own context; "" if it is.
     """
 
     architecture: str
@@ -37,6 +38,7 @@ class Capability:
     windows: tuple[int | None, ...]
     tables: tuple[RotaryTable | None, ...]
     notes: tuple[str, ...]
+    bound: str = ""
 
     def as_row(self) -> dict[str, Any]:
         """The row of `kvquilt models check`, ready for JSON."""
@@ -82,7 +84,7 @@ def inspect(model: PreTrainedModel) -> Capability:
     tables = _tables(rotary, types, attentions)
     heads = config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    max_length, notes = _limits(config)
+    max_length, notes, bound = _limits(config)
     return Capability(
         architecture=type(model).__name__,
         layers=len(layers),
@@ -95,6 +97,7 @@ def inspect(model: PreTrainedModel) -> Capability:
         windows=windows,
         tables=tables,
         notes=notes,
+        bound=bound,
     )
 
 
@@ -142,17 +145,18 @@ def _tables(rotary: torch.nn.Module, types: list[str], attentions: list[Any]) ->
     return tuple(None if off else made[kind] for kind, off in zip(types, unrotated, strict=True))
 
 
-def _limits(config: Any) -> tuple[int, tuple[str, ...]]:
-    """Longest placement whose rotary table is one and the same, and remarks."""
-    limit, notes = int(config.max_position_embeddings), []
+def _limits(config: Any) -> tuple[int, tuple[str, ...], str]:
+    """Longest placement whose rotary table is one and the same, remarks, and the one on that bound."""
+    limit, notes, bound = int(config.max_position_embeddings), [], ""
     for p in _rope_parameters(config):
         kind, original = p["rope_type"], p.get("original_max_position_embeddings")
         if kind in ("dynamic", "longrope"):
             # longer prompts use another table, which a stored key cannot be rotated into
             limit = min(limit, int(original or config.max_position_embeddings))
-            notes.append(f"{kind} RoPE: reusable up to {limit} tokens, where the table is constant; refused beyond")
+            bound = f"{kind} RoPE: reusable up to {limit} tokens, where the table is constant; refused beyond"
+            notes.append(bound)
         if p.get("partial_rotary_factor", 1.0) not in (None, 1.0):
             notes.append(f"partial rotary {p['partial_rotary_factor']}")
         if kind == "yarn":
             notes.append("attention scaling is part of the stored keys and not applied again")
-    return limit, tuple(dict.fromkeys(notes))
+    return limit, tuple(dict.fromkeys(notes)), bound
