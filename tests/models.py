@@ -62,7 +62,12 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
 def build(family: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """A stock transformers model with random fp32 weights; same seed, same weights."""
     kind, special = FAMILIES[family]
-    settings = {**_BASE, "vocab_size": len(chatml_tokenizer()), **special, **overrides}
+    return model_from(kind, {**special, **overrides}, seed)
+
+
+def model_from(kind: type[PreTrainedConfig], special: dict[str, Any], seed: int = 0) -> PreTrainedModel:
+    """A stock model of any architecture in the tests' size, with the fields of `special`."""
+    settings = {**_BASE, "vocab_size": len(chatml_tokenizer()), **special}
     settings.update(bos_token_id=0, eos_token_id=1)
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(kind(**settings), dtype=torch.float32).eval()
