@@ -7,6 +7,7 @@ wrong for this model. Fidelity is a measurement: KL divergence per token to full
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -89,13 +90,20 @@ class DoctorReport:
         return next((v for v in self.verdicts if v.method == method), None)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain types, ready for JSON, which has no NaN: a figure that does not exist is None."""
+        plain = asdict(self)
+        for row in (*plain["checks"], *plain["verdicts"]):
+            row.update({k: None for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)})
+        return plain
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> DoctorReport:
-        checks = tuple(Check(**c) for c in data["checks"])
-        verdicts = tuple(Verdict(**v) for v in data["verdicts"])
-        return cls(**{**data, "checks": checks, "verdicts": verdicts})
+        checks, verdicts = (
+            [{k: math.nan if v is None else v for k, v in row.items()} for row in data[name]]
+            for name in ("checks", "verdicts")
+        )
+        made = {"checks": tuple(Check(**c) for c in checks), "verdicts": tuple(Verdict(**v) for v in verdicts)}
+        return cls(**{**data, **made})
 
 
 def examine(
@@ -164,7 +172,7 @@ def _measure(
         spot = forced.documents()[-1] if method.order == "target_last" else None
         out = _logits(engine, forced, name, spot, tenant, len(answer))
         reference, measured = truth.log_softmax(-1), out.log_softmax(-1)
-        kls[name].append((reference.exp() * (reference - measured)).sum(-1))
+        kls[name].append((reference.exp() * (reference - measured)).sum(-1).clamp_min(0.0))
         agree[name].append((truth.argmax(-1) == out.argmax(-1)).float())
 
 
