@@ -98,11 +98,13 @@ class DoctorReport:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> DoctorReport:
-        checks, verdicts = (
-            [{k: math.nan if v is None else v for k, v in row.items()} for row in data[name]]
-            for name in ("checks", "verdicts")
-        )
-        made = {"checks": tuple(Check(**c) for c in checks), "verdicts": tuple(Verdict(**v) for v in verdicts)}
+        def rows(name: str) -> list[dict[str, Any]]:
+            return [{k: math.nan if v is None else v for k, v in row.items()} for row in data[name]]
+
+        made = {
+            "checks": tuple(Check(**row) for row in rows("checks")),
+            "verdicts": tuple(Verdict(**row) for row in rows("verdicts")),
+        }
         return cls(**{**data, **made})
 
 
