@@ -35,15 +35,17 @@ class Sampling:
     max_new_tokens: int = 128
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
+        if not _is_number(self.temperature) or not 0.0 <= self.temperature < float("inf"):
             raise InputError("temperature", "must be a finite number of at least 0", self.temperature)
-        if not 0.0 < self.top_p <= 1.0:
-            raise InputError("top_p", "must be above 0 and at most 1", self.top_p)
-        if self.top_k < 0:
-            raise InputError("top_k", "must be at least 0", self.top_k)
-        if self.max_new_tokens < 1:
-            raise InputError("max_new_tokens", "must be at least 1", self.max_new_tokens)
-        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
+        if not _is_number(self.top_p) or not 0.0 < self.top_p <= 1.0:
+            raise InputError("top_p", "must be a number above 0 and at most 1", self.top_p)
+        if not _is_integer(self.top_k) or self.top_k < 0:
+            raise InputError("top_k", "must be a whole number of at least 0", self.top_k)
+        if not _is_integer(self.max_new_tokens) or self.max_new_tokens < 1:
+            raise InputError("max_new_tokens", "must be a whole number of at least 1", self.max_new_tokens)
+        if self.seed is not None and not _is_integer(self.seed):
+            raise InputError("seed", "must be a whole number or None", self.seed)
+        if not isinstance(self.stop, tuple) or not all(isinstance(s, str) and s for s in self.stop):
             raise InputError("stop", "must be a sequence of non-empty strings")
 
     def generator(self) -> torch.Generator:
@@ -68,6 +70,14 @@ class Sampling:
             outside = order[ranked.cumsum(-1) - ranked >= self.top_p]
             probabilities[outside] = 0.0
         return int(torch.multinomial(probabilities, 1, generator=generator))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class Detokeniser:

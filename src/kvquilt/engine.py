@@ -397,7 +397,7 @@ def _sampling(options: dict[str, Any], settings: Settings) -> Sampling:
         if name not in known:
             raise InputError(name, f"unknown option{nearest(name, [*known, 'method', 'policy', 'tenant'])}")
     options.setdefault("max_new_tokens", settings.max_new_tokens)
-    if "stop" in options and not isinstance(options["stop"], str):
+    if isinstance(options.get("stop"), list):
         options["stop"] = tuple(options["stop"])
     return Sampling(**options)
 
