@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ def test_stop_strings_cut_across_pieces(stop: tuple[str, ...], pieces: list[str]
 )
 def test_where_pieces_are_cut_does_not_matter(text: str, stop: list[str], cuts: list[int]) -> None:
     bounds = [0, *sorted(min(c, len(text)) for c in cuts), len(text)]
-    pieces = [text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(bounds)]
     found = [at for at in (text.find(s) for s in stop) if at >= 0]
     out, hit = cut(tuple(stop), pieces)
     assert hit == bool(found)
