@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -164,8 +164,11 @@ class Engine:
                     "documents", f"{d.id!r} is {over} tokens longer than {self._context}; split it"
                 )
         keys = [self.reader.key(s, tenant) for s in segments]
-        missing = [i for i, key in enumerate(keys) if not self.store.contains(key)]
-        before, done = len(keys) - len(missing), 0
+        # one text under two ids is one segment and counts for both
+        copies = Counter(keys)
+        at = {key: i for i, key in enumerate(keys)}
+        missing = [at[key] for key in copies if not self.store.contains(key)]
+        before, done = len(keys) - sum(copies[keys[i]] for i in missing), 0
         report = progress or (lambda done, total: None)
         report(before, len(keys))
         with ledger.stage("total"):
@@ -175,16 +178,19 @@ class Engine:
                 mine = [segments[i] for i in part]
                 compile_ = self.reader.compiler(mine, ledger, [self.writer] * len(mine))
 
-                def counted(indices: list[int], inner: Any = compile_) -> Any:
+                pairs = list(zip([keys[i] for i in part], mine, strict=True))
+
+                def counted(indices: list[int], inner: Any = compile_, pairs: Any = pairs) -> Any:
                     nonlocal done
                     for item in inner(indices):
                         yield item
-                        done += 1
+                        done += copies[pairs[item[0]][0]]
                         report(before + done, len(keys))
 
-                pairs = list(zip([keys[i] for i in part], mine, strict=True))
                 with self.store.fetch(pairs, counted, layout=self.reader.layout()):
                     pass
+        if before + done < len(keys):  # somebody else stored the rest meanwhile
+            report(len(keys), len(keys))
         outcome = None
         if gate:
             outcome = self.doctor(documents, tenant, seconds=self.settings.gate_seconds)
@@ -192,7 +198,7 @@ class Engine:
         return CompileReport(
             documents=len(documents),
             compiled=done,
-            stored_before=before,
+            stored_before=len(keys) - done,
             tokens=tokens,
             bytes=tokens * self.model.bytes_per_token,
             seconds=ledger.seconds["total"],
@@ -240,10 +246,11 @@ class Engine:
             runs = prompt.runs(self.model.tokenizer)
             self._check_length(runs, chosen.max_new_tokens)
             preset = self._resolve(asked, policy, tenant, ledger)
-            target = _best(prompt) if preset.selector.probe == "retriever" else None
+            if not runs:
+                raise InputError("question", "the prompt has no tokens")
             # documents whose text has no tokens have no run
             held = [r.document for r in runs if r.document is not None]
-            target = held.index(prompt.documents[target]) if target is not None and held else None
+            target = _best(prompt, held) if preset.selector.probe == "retriever" else None
             placement = place_runs(runs, preset.order, target)
             spot = None if target is None else placement.documents()[-1 if preset.order == "target_last" else target]
         return self.run(placement, preset, spot, tenant, chosen, ledger)
@@ -407,9 +414,8 @@ def _check_question(question: object) -> None:
         raise InputError("question", "must be a non-empty text")
 
 
-def _best(prompt: Prompt) -> int | None:
+def _best(prompt: Prompt, documents: Sequence[Document]) -> int | None:
     """Index of the retriever's best document: by the scores that came with them, else by BM25 over the inline text."""
-    documents = prompt.documents
     if not documents:
         return None
     scores: list[float]

@@ -16,7 +16,7 @@ from kvquilt.placement import Placement
 from kvquilt.repair.operator import assemble, repair
 from kvquilt.repair.presets import Method
 from kvquilt.segment import CompiledSegment, prefix_digest
-from kvquilt.store import Held, Layout, Store
+from kvquilt.store import Held, Layout, MissReason, Store
 from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.writer import Writer
 
@@ -167,6 +167,9 @@ class Reader:
                 why = "stands behind the very tokens it was encoded behind" if exact else "moved, not recomputed"
                 if source == "compiled":
                     why += f"; was not stored ({found.reason}), compiled now"
+                    if found.reason != MissReason.ABSENT:
+                        name = run.document.id if run.document is not None else "the prompt's opening"
+                        ledger.fall_back("load_failed", f"{name}: stored, but {found.reason}; compiled anew")
                 again = max(0, placement.span(i).stop - max(start, tail.start))
             elif run.document is not None:
                 provenance = Provenance.RECOMPUTED
