@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from inspect import GEN_CREATED, getgeneratorstate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,9 +99,11 @@ class Stream:
         ledger: Ledger,
         tenant: str | None,
     ) -> None:
-        self._engine, self._sampling, self._ledger, self._tenant = engine, sampling, ledger, tenant
-        self._pieces = self._run(read)
-        self._answer: Answer | None = None
+        self._unread = Answer("", (), ledger, "cancelled", 0, engine, Live(None, [], tenant))
+        self._ended: list[Answer] = []
+        # a function, not a method: a generator that held this object would outlive it until the next collection,
+        # and with it the cache of a stream that was merely dropped
+        self._pieces = _decode(engine, read, sampling, ledger, tenant, self._ended)
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -116,6 +119,8 @@ class Stream:
 
     def cancel(self) -> None:
         """Stop now and give everything back; harmless when already finished."""
+        if getgeneratorstate(self._pieces) == GEN_CREATED:
+            self._ended.append(self._unread)
         self._pieces.close()
 
     @property
@@ -125,9 +130,9 @@ class Stream:
         Raises:
             ConversationError: it has not ended yet, or failed.
         """
-        if self._answer is None:
+        if not self._ended:
             raise ConversationError("the stream has not ended: iterate it to the end, or cancel it")
-        return self._answer
+        return self._ended[0]
 
     def result(self) -> Answer:
         """Run to the end and return the answer."""
@@ -135,56 +140,65 @@ class Stream:
             pass
         return self.answer
 
-    def _run(self, read: Callable[[], tuple[torch.Tensor, SlotCache]]) -> Iterator[str]:
-        model, ledger, sampling = self._engine.model, self._ledger, self._sampling
-        began = time.perf_counter()
-        logits, cache = read()
-        prompt_tokens = cache.filled
-        generator, text, stops = sampling.generator(), Detokeniser(model.tokenizer), StopStrings(sampling.stop)
-        ids: list[int] = []
-        pieces: list[str] = []
-        counter = RowCounter()
+
+def _decode(
+    engine: Engine,
+    read: Callable[[], tuple[torch.Tensor, SlotCache]],
+    sampling: Sampling,
+    ledger: Ledger,
+    tenant: str | None,
+    ended: list[Answer],
+) -> Generator[str, None, None]:
+    """Read the prompt, then decode token by token; the answer is appended to `ended` unless something failed."""
+    model = engine.model
+    began = time.perf_counter()
+    logits, cache = read()
+    prompt_tokens = cache.filled
+    generator, text, stops = sampling.generator(), Detokeniser(model.tokenizer), StopStrings(sampling.stop)
+    ids: list[int] = []
+    pieces: list[str] = []
+    counter = RowCounter()
+    reason = "cancelled"
+    try:
+        token = sampling.pick(logits[-1], generator)
+        ledger.seconds["first_token"] = ledger.seconds.get("prompt", 0.0) + time.perf_counter() - began
+        while True:
+            if token in model.stop_ids:
+                reason = "end"
+                break
+            ids.append(token)
+            piece = stops.push(text.push(token))
+            if piece:
+                pieces.append(piece)
+                yield piece
+            if stops.hit or len(ids) == sampling.max_new_tokens:
+                reason = "stop" if stops.hit else "length"
+                break
+            with ledger.stage("decode"):
+                token = sampling.pick(_step(model, cache, token, counter), generator)
+        if reason != "stop":
+            rest = stops.push(text.flush()) + stops.flush()
+            if rest:
+                pieces.append(rest)
+                yield rest
+    except GeneratorExit:
         reason = "cancelled"
-        try:
-            token = sampling.pick(logits[-1], generator)
-            ledger.seconds["first_token"] = ledger.seconds.get("prompt", 0.0) + time.perf_counter() - began
-            while True:
-                if token in model.stop_ids:
-                    reason = "end"
-                    break
-                ids.append(token)
-                piece = stops.push(text.push(token))
-                if piece:
-                    pieces.append(piece)
-                    yield piece
-                if stops.hit or len(ids) == sampling.max_new_tokens:
-                    reason = "stop" if stops.hit else "length"
-                    break
-                with ledger.stage("decode"):
-                    token = sampling.pick(_step(model, cache, token, counter), generator)
-            if reason != "stop":
-                rest = stops.push(text.flush()) + stops.flush()
-                if rest:
-                    pieces.append(rest)
-                    yield rest
-        except GeneratorExit:
-            reason = "cancelled"
-            raise
-        except BaseException:
-            reason = "failed"
-            raise
-        finally:
-            ledger.forward_tokens["decode"] += counter.rows
-            ledger.token_layers += counter.token_layers
-            ledger.seconds["total"] = time.perf_counter() - began
-            pending = ids[cache.filled - prompt_tokens :]
-            live = Live(cache, pending, self._tenant)
-            if reason in ("cancelled", "failed"):
-                model.pool.release(live.take())
-            else:
-                self._engine.keep(live)
-            if reason != "failed":
-                self._answer = Answer("".join(pieces), tuple(ids), ledger, reason, prompt_tokens, self._engine, live)
+        raise
+    except BaseException:
+        reason = "failed"
+        raise
+    finally:
+        ledger.forward_tokens["decode"] += counter.rows
+        ledger.token_layers += counter.token_layers
+        ledger.seconds["total"] = time.perf_counter() - began
+        pending = ids[cache.filled - prompt_tokens :]
+        live = Live(cache, pending, tenant)
+        if reason in ("cancelled", "failed"):
+            model.pool.release(live.take())
+        else:
+            engine.keep(live)
+        if reason != "failed":
+            ended.append(Answer("".join(pieces), tuple(ids), ledger, reason, prompt_tokens, engine, live))
 
 
 def _step(model: LanguageModel, cache: SlotCache, token: int, counter: RowCounter) -> torch.Tensor:
