@@ -1,6 +1,5 @@
-# make demo | make test: both make the environment first. PIP_ARGS reaches every pip install, for instance
-#   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
-# where plain `torch` would bring the CUDA build.
+# make demo | make test: both make the environment first. PIP_ARGS reaches every pip install, for instance to name an
+# index with CPU builds of torch, where the default one would bring gigabytes of CUDA.
 PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=

@@ -129,7 +129,10 @@ class Engine:
         if not self.model.tokenizer.chat_template:
             return Prompt.plain(self._system, documents, question)
         content = [*documents, f"\nQuestion: {question}"]
-        messages = [{"role": "system", "content": self._system}, {"role": "user", "content": content}]
+        messages: list[dict[str, Any]] = [
+            {"role": "system", "content": self._system},
+            {"role": "user", "content": content},
+        ]
         return Prompt.chat(messages, self.model.tokenizer)
 
     def compile(

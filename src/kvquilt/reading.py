@@ -194,7 +194,7 @@ def _rows(placement: Placement, chosen: Iterable[range], stored: set[int]) -> It
 
 
 def flops(model: LanguageModel, rows: Iterable[range]) -> float:
-    """Estimated floating-point operations of `rows`: weights, causal attention over all earlier slots, one output row."""
+    """Estimated floating-point operations of `rows`: weights, attention over all earlier slots, one output row."""
     c = model.capability
     total = 2.0 * model.head_weights
     for r in rows:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from kvquilt.errors import NumericsError, UnsupportedModelError
 from kvquilt.identity import Fingerprint, digest_fields
@@ -43,7 +43,7 @@ class LanguageModel:
     """
 
     hf: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Any  # a transformers fast tokenizer, whose stubs are too narrow to say so
     name: str
     capability: Capability
     fingerprint: Fingerprint
@@ -53,7 +53,7 @@ class LanguageModel:
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     @classmethod
-    def wrap(cls, hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, weights: str) -> LanguageModel:
+    def wrap(cls, hf: PreTrainedModel, tokenizer: Any, name: str, weights: str) -> LanguageModel:
         """Take over a loaded transformers model.
 
         Args:
@@ -100,7 +100,7 @@ class LanguageModel:
     @property
     def layer_weights(self) -> int:
         """Weights that every row passes: all parameters of the decoder layers."""
-        return sum(p.numel() for p in self.hf.base_model.layers.parameters())
+        return sum(p.numel() for p in _layers(self.hf).parameters())
 
     @property
     def head_weights(self) -> int:
@@ -137,10 +137,9 @@ class LanguageModel:
                 "use_cache": True,
             }
             if logits == 0:
-                hidden = self.hf.base_model(**inputs).last_hidden_state
-                out = hidden.new_empty(ids.shape[0], 0, 0)
+                out = self.hf.base_model(**inputs).last_hidden_state.new_empty(ids.shape[0], 0, 0)
             else:
-                out = self.hf(**inputs, logits_to_keep=logits).logits.float()
+                out: torch.Tensor = self.hf(**inputs, logits_to_keep=logits).logits.float()
         cache.filled = plan.filled
         if logits and not torch.isfinite(out.amax(-1)).all():
             raise NumericsError(f"{self.name} produced NaN or infinite logits; try dtype float32")
@@ -207,6 +206,11 @@ def _stock_logits(hf: PreTrainedModel) -> torch.Tensor:
     return cast(torch.Tensor, hf(input_ids=_probe_ids(hf).to(hf.device), use_cache=False).logits)
 
 
+def _layers(hf: PreTrainedModel) -> torch.nn.ModuleList:
+    layers: torch.nn.ModuleList = hf.base_model.layers  # type: ignore[assignment]  # `inspect` has seen them
+    return layers
+
+
 @contextmanager
 def _counting(hf: PreTrainedModel, counter: RowCounter | None) -> Iterator[None]:
     """Count rows entering every decoder layer of this forward."""
@@ -221,7 +225,7 @@ def _counting(hf: PreTrainedModel, counter: RowCounter | None) -> Iterator[None]
         if module is layers[0]:
             counter.rows += rows
 
-    layers = hf.base_model.layers
+    layers = _layers(hf)
     handles = [layer.register_forward_pre_hook(count, with_kwargs=True) for layer in layers]
     try:
         yield
@@ -230,9 +234,7 @@ def _counting(hf: PreTrainedModel, counter: RowCounter | None) -> Iterator[None]
             handle.remove()
 
 
-def _fingerprint(
-    hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, capability: Capability, weights: str
-) -> Fingerprint:
+def _fingerprint(hf: PreTrainedModel, tokenizer: Any, capability: Capability, weights: str) -> Fingerprint:
     tables = [
         (f"layer {i}", t.inv_freq.cpu().numpy().tobytes() if t else None) for i, t in enumerate(capability.tables)
     ]
@@ -241,7 +243,9 @@ def _fingerprint(
         for name in sorted(vars(hf.base_model.rotary_emb))
         if name.endswith("attention_scaling")
     ]
-    windows = [(f"window {i}", None if w is None else str(w)) for i, w in enumerate(capability.windows)]
+    windows: list[tuple[str, bytes | str | None]] = [
+        (f"window {i}", None if w is None else str(w)) for i, w in enumerate(capability.windows)
+    ]
     serial = tokenizer.backend_tokenizer.to_str()
     return Fingerprint(
         weights=weights,
@@ -251,7 +255,7 @@ def _fingerprint(
     )
 
 
-def _stop_ids(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def _stop_ids(hf: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     """End-of-answer ids: the generation configuration's, else the tokenizer's."""
     configured = hf.generation_config.eos_token_id if hf.generation_config is not None else None
     ids = configured if isinstance(configured, list) else [configured]

@@ -14,7 +14,7 @@ from kvquilt.config import Settings
 from kvquilt.errors import InputError, ModelNotFoundError, nearest
 from kvquilt.files import write_atomically
 from kvquilt.identity import digest_fields
-from kvquilt.model.gguf import convert_gguf, fetch_smollm2
+from kvquilt.model.gguf import convert_gguf, smollm2_folder
 from kvquilt.model.language_model import LanguageModel
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def load_model(
         hf = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype] if dtype else "auto")
     except (OSError, ValueError, KeyError) as error:
         raise ModelNotFoundError(f"{name_or_path}: the weights could not be loaded: {error}") from error
-    hf = hf.to(place)
+    hf.to(place)  # type: ignore[arg-type]
     return LanguageModel.wrap(hf, tokenizer, name_or_path, weights_digest(hf, Path(source), settings.cache_dir))
 
 
@@ -68,7 +68,7 @@ def resolve(name_or_path: str, dtype: str | None, settings: Settings) -> str:
     if path.is_file() and path.suffix == ".gguf":
         return str(convert_gguf(path, settings.cache_dir, dtype or "bfloat16"))
     if name_or_path == "smollm2":
-        return str(convert_gguf(fetch_smollm2(settings.cache_dir), settings.cache_dir, dtype or "bfloat16"))
+        return str(smollm2_folder(settings.cache_dir, dtype or "bfloat16"))
     if path.exists() or path.is_absolute() or name_or_path.startswith("."):
         raise ModelNotFoundError(f"{name_or_path}: not a model folder or a .gguf file")
     return name_or_path

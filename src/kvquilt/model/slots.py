@@ -16,9 +16,11 @@ class SlotLayer(CacheLayerMixin):
     """One layer's view of the slots. Writing needs a row plan, so a cache handed to `generate` fails at once."""
 
     is_croppable = False
+    keys: torch.Tensor  # from the start, unlike in the base class
+    values: torch.Tensor
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.keys, self.values = keys, values
         self.is_initialized = True
 
@@ -111,7 +113,7 @@ class SlotPool:
                 self._spare = cache
 
     def grow(self, cache: SlotCache, capacity: int) -> SlotCache:
-        """`cache` itself if it has the room, else a larger one with the filled slots copied; the old one is released."""
+        """`cache` if it has the room, else a larger one with the filled slots copied; the old one is released."""
         if capacity <= cache.capacity:
             return cache
         larger = self.acquire(capacity)
