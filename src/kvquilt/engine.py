@@ -155,6 +155,7 @@ class Engine:
             InputError: an empty document, one id with two texts, no documents.
             ContextLengthError: a document longer than the model's context.
         """
+        _check_tenant(tenant)
         documents = check_documents(documents)
         ledger = Ledger()
         room = self.model.capability.max_length - len(self.writer.prefix)
@@ -243,6 +244,7 @@ class Engine:
         asked = method or self.settings.method
         if asked != "auto":
             find_method(asked)
+        _check_tenant(tenant)
         ledger = Ledger(asked=asked, model=self.model.name, threads=self.model.threads)
         with ledger.stage("prompt"):
             prompt = self._prompt_of(question, documents)
@@ -307,6 +309,7 @@ class Engine:
         progress: Callable[[int, int], None] | None = None,
     ) -> DoctorReport:
         """Run the gate on `documents` (built-in texts if none are given) and store its verdict; see `kvquilt.gate`."""
+        _check_tenant(tenant)
         chosen = check_documents(documents) if documents is not None else _builtin_documents()
         room = self.model.capability.max_length // 8
         # a sample prompt holds four documents, an answer and the template
@@ -415,6 +418,11 @@ def _sampling(options: dict[str, Any], settings: Settings) -> Sampling:
 def _check_question(question: object) -> None:
     if not isinstance(question, str) or not question.strip():
         raise InputError("question", "must be a non-empty text")
+
+
+def _check_tenant(tenant: object) -> None:
+    if tenant is not None and not isinstance(tenant, str):
+        raise InputError("tenant", "must be a string or None", type(tenant).__name__)
 
 
 def _best(prompt: Prompt, documents: Sequence[Document]) -> int | None:

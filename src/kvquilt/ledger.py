@@ -110,7 +110,8 @@ class Ledger:
         from rich.console import Console
         from rich.table import Table
 
-        out = Console(file=StringIO(), width=width, highlight=False)
+        # no markup: an id may hold brackets
+        out = Console(file=StringIO(), width=width, highlight=False, markup=False)
         table = Table(title=f"{self.model}: {self.method}" + (f" (asked: {self.asked})" if self._changed else ""))
         for column in ("document", "tokens", "at", "provenance", "from", "why"):
             table.add_column(column, justify="right" if column in ("tokens", "at") else "left", overflow="fold")
@@ -127,7 +128,7 @@ class Ledger:
         if self.flops_full:
             out.print(f"estimated work   {self.flops / self.flops_full:.1%} of a full prefill")
         for fallback in self.fallbacks:
-            out.print(f"fallback         {fallback.reason}: {fallback.detail}", markup=False)
+            out.print(f"fallback         {fallback.reason}: {fallback.detail}")
         return str(out.file.getvalue())  # type: ignore[attr-defined]  # the StringIO from above
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from blake3 import blake3
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvquilt.config import Settings
@@ -47,12 +48,15 @@ def load_model(
         if threads < 1:
             raise InputError("threads", "must be at least 1", threads)
         torch.set_num_threads(threads)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise InputError("device", "must be a torch device, such as cpu or cuda:0", device) from None
     source = resolve(name_or_path, dtype, settings)
     tokenizer = _tokenizer(source, name_or_path)
     try:
         hf = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype] if dtype else "auto")
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelNotFoundError(f"{name_or_path}: the weights could not be loaded: {error}") from error
     hf.to(place)  # type: ignore[arg-type]
     return LanguageModel.wrap(hf, tokenizer, name_or_path, weights_digest(hf, Path(source), settings.cache_dir))
