@@ -1,0 +1,107 @@
+"""The account: it adds up, survives JSON, shows every document and every fallback, and never any text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from kvquilt import Document
+from kvquilt.ledger import DocumentUse, Fallback, Ledger, Provenance
+from kvquilt.reading import flops
+from kvquilt.repair.presets import METHODS
+from tests.engines import QUESTION, documents, make_engine
+from tests.models import tiny
+
+SECRET = "xylophone"
+
+
+def sample() -> Ledger:
+    ledger = Ledger(method="full", asked="auto", model="tiny", threads=1)
+    ledger.tokens[Provenance.EXACT] = 30
+    ledger.tokens[Provenance.INLINE] = 10
+    ledger.documents.append(DocumentUse("a[b]/c", 30, 0, Provenance.EXACT, "disk", "stands where it was"))
+    ledger.bytes_read["disk"] = 3_000_000
+    ledger.flops, ledger.flops_full = 1.0, 4.0
+    ledger.fall_back("gate_refused", "none: mean KL [bold] 0.5 is above 0.1")
+    return ledger
+
+
+def test_it_survives_json() -> None:
+    ledger = sample()
+    data = json.loads(json.dumps(ledger.as_dict()))
+    assert set(data["tokens"]) == {"exact", "reused", "recomputed", "corrected", "inline"}
+    assert Ledger.from_dict(data) == ledger
+
+
+def test_the_table_names_documents_fallbacks_and_the_method_asked_for() -> None:
+    text = sample().table()
+    for part in ("tiny: full (asked: auto)", "a[b]/c", "exact 30", "inline 10", "75% not computed", "25.0% of a full",
+                 "disk 3.0 MB", "gate_refused: none: mean KL [bold] 0.5"):  # fmt: skip
+        assert part in text, part
+    assert "asked" not in Ledger(method="none", asked="none").table()
+
+
+def test_an_empty_ledger_has_a_table_and_no_share() -> None:
+    assert Ledger().reused_share == 0.0
+    assert Ledger().table()
+
+
+def test_stages_add_up_also_when_they_fail() -> None:
+    ledger = Ledger()
+    with ledger.stage("read"):
+        pass
+    first = ledger.seconds["read"]
+    with pytest.raises(KeyError), ledger.stage("read"):
+        raise KeyError
+    assert ledger.seconds["read"] >= first >= 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_answers_ledger_adds_up(method: str) -> None:
+    with make_engine() as engine:
+        docs = [*documents(3), Document(f"The {SECRET} is green.", id="secret")]
+        for _ in range(2):
+            answer = engine.ask(QUESTION, docs, method=method)
+        ledger = answer.ledger
+        assert sum(ledger.tokens.values()) == answer.prompt_tokens
+        assert {d.id for d in ledger.documents} == {d.id for d in docs}
+        computed = ledger.tokens[Provenance.INLINE] + ledger.tokens[Provenance.RECOMPUTED]
+        assert ledger.forward_tokens["read"] == computed
+        assert ledger.reused_share == pytest.approx(1 - computed / answer.prompt_tokens)
+        assert ledger.token_layers == 3 * sum(ledger.forward_tokens.values())
+        kept = ledger.tokens[Provenance.EXACT] + ledger.tokens[Provenance.REUSED]
+        assert sum(ledger.bytes_read.values()) == kept * engine.model.bytes_per_token
+        assert 0 < ledger.flops <= ledger.flops_full
+        assert (ledger.flops == ledger.flops_full) == (method == "full")
+        assert {"prompt", "lookup", "place", "read", "first_token", "total"} <= set(ledger.seconds)
+        assert all(seconds >= 0 for seconds in ledger.seconds.values())
+        assert ledger.seconds["total"] >= ledger.seconds["read"]
+        for text in (answer.explain(), json.dumps(ledger.as_dict()), repr(answer)):
+            assert SECRET not in text
+        assert answer.explain() == ledger.table()
+
+
+def test_estimated_work_counts_weights_and_causal_attention() -> None:
+    model = tiny()
+    c = model.capability
+    weights, attention = 2.0 * model.layer_weights, 2.0 * c.layers * c.heads * (c.key_dim + c.value_dim)
+    head = 2.0 * model.head_weights
+    assert flops(model, [range(10)]) == head + 10 * weights + attention * 55
+    assert flops(model, [range(7, 10)]) == head + 3 * weights + attention * (8 + 9 + 10)
+    assert flops(model, [range(5), range(5, 10)]) == flops(model, [range(10)])
+
+
+def test_brackets_in_an_id_are_not_markup() -> None:
+    ledger = sample()
+    ledger.documents.append(DocumentUse("notes[/b]", 1, 30, Provenance.INLINE, "-", "[red]"))
+    assert "notes[/b]" in ledger.table()
+    assert "[red]" in ledger.table()
+
+
+def test_fallbacks_and_uses_are_immutable() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Fallback("a", "b").reason = "c"  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        sample().documents[0].why = "c"  # type: ignore[misc]
