@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from kvquilt import Engine
+from kvquilt.endpoints import Check
 from kvquilt.errors import InputError
-from kvquilt.gate import Check, DoctorReport, Verdict, note_name
+from kvquilt.gate import DoctorReport, Verdict, note_name
 from kvquilt.identity import namespace
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.rope import RotaryTable

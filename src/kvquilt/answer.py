@@ -71,6 +71,14 @@ class Answer:
         """The ledger as a table: which document was reused, which not, and why not."""
         return self.ledger.table()
 
+    def take_cache(self) -> SlotCache:
+        """The live cache behind this answer, handed over once; give it back to the model's pool.
+
+        Raises:
+            ConversationError: it is gone.
+        """
+        return self._live.take()
+
     def follow_up(self, question: str, **sampling: Any) -> Answer:
         """Ask the next question of this conversation from its live cache; see `Engine.ask` for `sampling`.
 

@@ -331,6 +331,8 @@ class Engine:
     def keep(self, live: Live) -> None:
         """Hold the cache of a finished answer for follow-ups; release the oldest beyond the limit."""
         with self._lock:
+            # one that was continued holds nothing and must not take another conversation's place
+            self._live = deque(each for each in self._live if each.cache is not None)
             self._live.append(live)
             while len(self._live) > self._conversations:
                 self._release(self._live.popleft())

@@ -136,10 +136,11 @@ class LanguageModel:
                 "cache": cache,
                 "use_cache": True,
             }
+            out: torch.Tensor
             if logits == 0:
                 out = self.hf.base_model(**inputs).last_hidden_state.new_empty(ids.shape[0], 0, 0)
             else:
-                out: torch.Tensor = self.hf(**inputs, logits_to_keep=logits).logits.float()
+                out = self.hf(**inputs, logits_to_keep=logits).logits.float()
         cache.filled = plan.filled
         if logits and not torch.isfinite(out.amax(-1)).all():
             raise NumericsError(f"{self.name} produced NaN or infinite logits; try dtype float32")
