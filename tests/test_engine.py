@@ -587,6 +587,15 @@ def test_several_conversations_live_side_by_side() -> None:
     assert engine.model.pool.lent == 0
 
 
+def test_continuing_the_newest_conversation_keeps_the_older_ones() -> None:
+    with make_engine(conversations=2) as engine:
+        one, two = (engine.ask(QUESTION, documents(n), method="full") for n in (1, 2))
+        for _ in range(3):
+            two = two.follow_up("And?")
+        assert one.follow_up("And?").text is not None
+        at_rest(engine, conversations=2)
+
+
 def test_an_error_in_a_follow_up_releases_the_conversation(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = engine.ask(QUESTION, documents(2), method="none")
     Failing(engine.model, monkeypatch).at(1)
