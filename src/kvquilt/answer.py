@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
@@ -32,6 +33,13 @@ class Live:
     cache: SlotCache | None
     pending: list[int]
     tenant: str | None
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def drop(self) -> SlotCache | None:
+        """Hand over the cache, or ``None`` if it is gone: of two threads only one gets it."""
+        with self._lock:
+            cache, self.cache = self.cache, None
+        return cache
 
     def take(self) -> SlotCache:
         """Hand over the cache, once.
@@ -39,12 +47,12 @@ class Live:
         Raises:
             ConversationError: it was released to make room, or another follow-up has it.
         """
-        if self.cache is None:
+        cache = self.drop()
+        if cache is None:
             raise ConversationError(
                 "this answer's live cache is gone: it was continued already, or released to make room for a newer "
                 "answer; ask again with the documents, or raise Engine(conversations=...)"
             )
-        cache, self.cache = self.cache, None
         return cache
 
 

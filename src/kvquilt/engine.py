@@ -338,8 +338,9 @@ class Engine:
                 self._release(self._live.popleft())
 
     def _release(self, live: Live) -> None:
-        if live.cache is not None:
-            self.model.pool.release(live.take())
+        cache = live.drop()
+        if cache is not None:
+            self.model.pool.release(cache)
 
     def _preamble(self) -> tuple[int, ...]:
         """Ids that every prompt of `ask` begins with."""
