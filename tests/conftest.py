@@ -1,13 +1,10 @@
-"""Fixtures for every test: one thread, no settings from outside, and slots that start and end as NaN."""
+"""Fixtures for every test: one thread, and slots that start and end as NaN."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
-
-MODELS_DIR = os.environ.get("KVQUILT_MODELS_DIR")  # before the tests lose sight of it
 
 
 @pytest.fixture(scope="session", autouse=True)
