@@ -52,5 +52,5 @@ def at_rest(engine: Engine, conversations: int = 0, lent: int = 0) -> None:
     engine.store.check_integrity()
     assert all(stats.pinned == 0 for stats in engine.store.stats().values())
     assert engine.model.pool.lent == lent + conversations
-    assert len(engine._live) == conversations or engine._conversations < conversations
+    assert sum(live.cache is not None for live in engine._live) == conversations
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in engine.model.hf.modules())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvquilt import Document, Engine
+from kvquilt.errors import ConversationError
 from kvquilt.repair.presets import METHODS
 from tests.engines import QUESTION, at_rest, documents, make_engine, stored_bytes
 
@@ -108,8 +109,6 @@ def test_cancelled_and_finished_at_once(tmp_path: Path) -> None:
 
 
 def test_only_one_of_many_follow_ups_gets_the_conversation() -> None:
-    from kvquilt.errors import ConversationError
-
     with make_engine(conversations=WORKERS) as engine:
         answer = engine.ask(QUESTION, documents(2, 60), method="full")
 

@@ -13,10 +13,14 @@ from transformers import DynamicCache, Phi3Config, PreTrainedModel, StableLmConf
 
 from kvquilt import Document, Prompt
 from kvquilt.errors import ContextLengthError
+from kvquilt.ledger import Ledger
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.placement import Order, place_runs
 from kvquilt.prompt import Run
+from kvquilt.reading import Reader
+from kvquilt.repair.presets import METHODS
 from kvquilt.segment import CompiledSegment, place
+from kvquilt.store import Store
 from kvquilt.writers.isolated import Isolated
 from tests.engines import make_engine
 from tests.models import FAMILIES, build, model_from, tiny
@@ -181,11 +185,6 @@ def test_any_edit_leaves_a_placement_without_gaps_or_overlap(
 def test_provenance_covers_every_token_once_after_any_edit(
     start: list[tuple[bool, int, int]], script: list[Any]
 ) -> None:
-    from kvquilt.ledger import Ledger
-    from kvquilt.reading import Reader
-    from kvquilt.repair.presets import METHODS
-    from kvquilt.store import Store
-
     model = tiny()
     reader = Reader(model, Store.open(None, 1 << 28), Isolated(), ())
     runs = [run_of(part) for part in start]
