@@ -20,6 +20,8 @@ from kvquilt.store import Held, Layout, MissReason, Store
 from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.writer import Writer
 
+OPENING = Isolated()  # compiles the prompt's opening: behind nothing, it is what full prefill computes
+
 
 @dataclass(frozen=True, slots=True)
 class Reader:
@@ -79,18 +81,22 @@ class Reader:
             room: slots to reserve behind the prompt. The caller gives the cache back to the model's pool.
         """
         ids = placement.ids
-        exact = {i for i in placement.documents() if ids[: placement.starts[i]] == self.writer.encoded_behind}
+        behind = self.writer.encoded_behind
+        # lengths first: comparing the ids before every document would cost milliseconds in a long prompt
+        exact = {
+            i
+            for i in placement.documents()
+            if behind is not None and placement.starts[i] == len(behind) and ids[: len(behind)] == behind
+        }
         chosen = method.selector.select(placement, target)
         # an exact segment's rows would come out the same, so they are never spent on
         chosen = [r for r in chosen if not method.reuses or not any(placement.span(i) == r for i in exact)]
         covered = {i for i in placement.documents() if any(placement.span(i) == r for r in chosen)}
         wanted = [i for i in placement.documents() if i not in covered] if method.reuses else []
-        opening = method.reuses and bool(wanted) and placement.runs[0].ids == self.preamble
-        if opening:
+        if method.reuses and placement.runs[0].document is None and placement.runs[0].ids == self.preamble:
             wanted.insert(0, 0)
         segments = [placement.runs[i].ids for i in wanted]
-        # the preamble is compiled alone: behind nothing it is what full prefill computes
-        writers: list[Writer] = [self.writer if placement.runs[i].document else Isolated() for i in wanted]
+        writers: list[Writer] = [self.writer if placement.runs[i].document else OPENING for i in wanted]
         keys = [self.key(s, tenant, w) for s, w in zip(segments, writers, strict=True)]
         with ledger.stage("lookup"):
             fetching = self.store.fetch(
@@ -116,11 +122,10 @@ class Reader:
         ledger.forward_tokens["read"] += counter.rows
         ledger.token_layers += counter.token_layers
         self._account(ledger, placement, covered, dict(zip(wanted, held, strict=True)), tail)
-        read = sum(len(r) for r in rows)
         ledger.flops += flops(self.model, rows) + ledger.forward_tokens["compile"] * 2.0 * self.model.layer_weights
         ledger.flops_full += flops(self.model, [range(placement.tokens)])
-        if method.reuses and read == placement.tokens:
-            ledger.fall_back("nothing_reused", "every token of this prompt was computed; there was nothing to reuse")
+        if method.reuses and covered == set(placement.documents()):
+            ledger.fall_back("nothing_reused", "every document of this prompt was computed; there was nothing to reuse")
         return out, cache
 
     def extend(

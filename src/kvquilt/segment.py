@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,8 +13,6 @@ from kvquilt.identity import digest_fields, encode_ids
 
 if TYPE_CHECKING:
     from kvquilt.model.rope import RotaryTable
-
-_SCRATCH_BYTES = 1 << 20  # fp32 scratch that stays in a core's second-level cache: 12 ms instead of 20 at 4096 tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +65,10 @@ def place(segment: CompiledSegment, position: int, tables: Sequence[RotaryTable 
     if delta == 0:
         out.copy_(keys)
         return
-    per_layer = max(1, keys[0].numel() * 4)
     first = 0
-    while first < len(tables):
-        table = tables[first]
-        last = first + 1
-        while last < len(tables) and tables[last] is table and (last - first + 1) * per_layer <= _SCRATCH_BYTES:
-            last += 1
+    for _, same in groupby(tables, key=id):  # neighbouring layers with one table turn together
+        table, *others = same
+        last = first + 1 + len(others)
         if table is None:
             out[first:last].copy_(keys[first:last])
         else:
