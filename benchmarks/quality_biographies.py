@@ -33,7 +33,7 @@ from kvquilt.repair.presets import METHODS
 from kvquilt.retrieval import rank
 from kvquilt.store import Store
 
-_CELLS = ("5-short", "10-short", "5-long", "10-long")
+_CELLS = ("5-short:100", "10-short:100", "5-long:100", "10-long:100")
 _NEW = 16
 _SYSTEM = "Answer the question from the documents with the bare value only: no sentence, no other word."
 
@@ -44,8 +44,7 @@ def main() -> None:
     parser.add_argument("--model-name", help="how the model is called in the result")
     parser.add_argument("--lines", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--items", type=int, default=100)
-    parser.add_argument("--cells", nargs="+", default=_CELLS, choices=_CELLS, help="documents-length")
+    parser.add_argument("--cells", nargs="+", default=_CELLS, metavar="DOCUMENTS-LENGTH:QUESTIONS")
     parser.add_argument("--split", default="test", choices=("train", "test"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
@@ -59,15 +58,16 @@ def main() -> None:
             e: Engine(model, store, settings, shared_prefix=e == "shared-prefix", system=_SYSTEM)
             for e, store in stores.items()
         }
-        for cell in options.cells:
+        for entry in options.cells:
+            cell, count = entry.split(":")
             documents, length = cell.split("-")
-            for n, item in enumerate(items(options.split, options.items, int(documents), options.seed)):
+            for n, item in enumerate(items(options.split, int(count), int(documents), options.seed)):
                 if (cell, n) in done:
                     continue
                 record = {"cell": cell, "item": n, **_measure(engines, item, length)}
                 with options.lines.open("a") as out:
                     out.write(json.dumps(record) + "\n")
-                print(f"{cell}: item {n + 1} of {options.items}", flush=True)
+                print(f"{cell}: item {n + 1} of {count}", flush=True)
     result = {
         **environment(),
         "model": options.model_name or Path(options.model).name,

@@ -236,7 +236,7 @@ def _compiling(engine: Engine, stock: Any, rounds: int) -> dict[str, list[float]
     samples: dict[str, list[float]] = {}
     limit = min(len(engine.model.tokenizer), stock.config.get_text_config().vocab_size)
     generator = torch.Generator().manual_seed(0)
-    for size, count, suffix in ((512, 4, ""), (64, 32, "_64")):
+    for size, count, suffix in ((512, 8, ""), (64, 32, "_64")):
         ours, theirs = f"compile{suffix}_tok_s", f"stock_forward{suffix}_tok_s"
         samples[ours], samples[theirs] = [], []
         for n in range(rounds + 1):

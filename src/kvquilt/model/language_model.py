@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from kvquilt.errors import NumericsError, UnsupportedModelError
 from kvquilt.identity import Fingerprint, digest_fields
 from kvquilt.model import attention
-from kvquilt.model.attention import RowPlan, active
+from kvquilt.model.attention import KeysWritten, RowPlan, active
 from kvquilt.model.capability import Capability, inspect
 from kvquilt.model.slots import SlotCache, SlotPool
 
@@ -134,7 +134,9 @@ class LanguageModel:
             }
             out: torch.Tensor
             if logits == 0:
-                out = self.hf.base_model(**inputs).last_hidden_state.new_empty(ids.shape[0], 0, 0)
+                with suppress(KeysWritten):
+                    self.hf.base_model(**inputs)
+                out = torch.empty(ids.shape[0], 0, 0)
             else:
                 out = self.hf(**inputs, logits_to_keep=logits).logits.float()
         cache.filled = plan.filled
@@ -157,7 +159,9 @@ class LanguageModel:
             if behind is not None:
                 cache.slot_keys[:, :, :, :start] = behind.slot_keys[:, :, :, :start]
                 cache.slot_values[:, :, :, :start] = behind.slot_values[:, :, :, :start]
-            self.forward(ids, RowPlan(torch.arange(start, start + tokens), start + tokens), cache, 0, counter)
+            self.forward(
+                ids, RowPlan(torch.arange(start, start + tokens), start + tokens, keys_only=True), cache, 0, counter
+            )
         except BaseException:
             self.pool.release(cache)
             raise

@@ -9,7 +9,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from kvquilt.errors import IntegrityError
-from kvquilt.model.attention import current_plan
+from kvquilt.model.attention import KeysWritten, current_plan
 
 
 class SlotLayer(CacheLayerMixin):
@@ -19,9 +19,9 @@ class SlotLayer(CacheLayerMixin):
     keys: torch.Tensor  # from the start, unlike in the base class
     values: torch.Tensor
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, is_last: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.keys, self.values = keys, values
+        self.keys, self.values, self._is_last = keys, values, is_last
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -37,6 +37,8 @@ class SlotLayer(CacheLayerMixin):
         index = plan.index
         self.keys[:, :, index] = key_states
         self.values[:, :, index] = value_states
+        if self._is_last and plan.keys_only:
+            raise KeysWritten
         return self.keys[:, :, : plan.filled], self.values[:, :, : plan.filled]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -60,7 +62,9 @@ class SlotCache(Cache):
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        super().__init__(layers=[SlotLayer(k, v) for k, v in zip(keys, values, strict=True)])
+        last = len(keys) - 1
+        pairs = enumerate(zip(keys, values, strict=True))
+        super().__init__(layers=[SlotLayer(k, v, i == last) for i, (k, v) in pairs])
         self.slot_keys, self.slot_values = keys, values
         self.filled = 0
 
