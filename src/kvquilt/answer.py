@@ -191,7 +191,7 @@ def _decode(
                 reason = "stop" if stops.hit else "length"
                 break
             with ledger.stage("decode"):
-                token = sampling.pick(_step(model, cache, token, counter), generator)
+                token = sampling.pick(step(model, cache, token, counter), generator)
         if reason != "stop":
             rest = stops.push(text.flush()) + stops.flush()
             if rest:
@@ -217,7 +217,7 @@ def _decode(
             ended.append(Answer("".join(pieces), tuple(ids), ledger, reason, prompt_tokens, engine, live))
 
 
-def _step(model: LanguageModel, cache: SlotCache, token: int, counter: RowCounter) -> torch.Tensor:
+def step(model: LanguageModel, cache: SlotCache, token: int, counter: RowCounter | None = None) -> torch.Tensor:
     """Write one token into the next slot and return the logits behind it, ``[vocabulary]``."""
     slot = cache.filled
     plan = RowPlan(torch.tensor([slot]), slot + 1)

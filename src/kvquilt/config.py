@@ -47,8 +47,8 @@ class Settings(BaseSettings):
         None, description="auto obeys the gate, always runs the method regardless; by default always for a named method"
     )
     max_new_tokens: int = Field(128, ge=1, description="longest answer in tokens")
-    gate_max_kl: float = Field(0.1, gt=0, description="mean KL per token to full prefill that still passes")
-    gate_min_top1: float = Field(0.9, ge=0, le=1, description="share of equal top tokens that still passes")
+    gate_max_kl: float = Field(0.3, gt=0, description="mean KL per token to full prefill that still passes")
+    gate_min_top1: float = Field(0.85, ge=0, le=1, description="share of equal top tokens that still passes")
     gate_seconds: float = Field(20, gt=0, description="time that compile spends on its closing gate")
     passage_tokens: int = Field(256, ge=16, description="longest passage that files are split into")
     top_k: int = Field(4, ge=1, description="passages retrieved for one question")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvquilt.answer import Answer, step
 from kvquilt.decode import Sampling
 from kvquilt.endpoints import Check, check_endpoints
 from kvquilt.identity import namespace
@@ -24,11 +25,11 @@ from kvquilt.prompt import Document, Run
 from kvquilt.repair.presets import AUTO_ORDER, METHODS
 
 if TYPE_CHECKING:
-    from kvquilt.answer import Answer
     from kvquilt.engine import Engine
 
 _ANSWER_TOKENS = 16
 _QUESTION_TOKENS = 24
+_LEAST = 3
 _DOCUMENTS = 4
 _ASK = "Write one short question about a fact that the document states."
 
@@ -104,7 +105,8 @@ def examine(
 ) -> DoctorReport:
     """Run the checks, then measure every reusing method on sample prompts until `prompts` or `seconds` are used up.
 
-    At least one prompt is measured, however short the time. The report is stored for `tenant`.
+    At least `_LEAST` prompts are measured, however short the time: a verdict on less would be chance. The report is
+    stored for `tenant`.
     """
     began = time.perf_counter()
     checks = tuple(check_endpoints(engine, documents))
@@ -113,7 +115,7 @@ def examine(
     done = 0
     samples = _samples(documents, prompts) if all(c.passed for c in checks) else []
     for chosen, target in samples:
-        if done and time.perf_counter() - began > seconds:
+        if done >= _LEAST and time.perf_counter() - began > seconds:
             break
         _measure(engine, chosen, target, tenant, kls, agree)
         done += 1
@@ -152,9 +154,8 @@ def _measure(
     question = _question(engine, documents[target], tenant)
     runs = engine.prompt(question, documents).runs(engine.model.tokenizer)
     given = place_runs(runs)
-    answer = _full(engine, given, tenant, _ANSWER_TOKENS).token_ids or (min(engine.model.stop_ids),)
     # a method that reorders is held against the truth in the given order, which is what the user would have had
-    truth = _logits(engine, _forced(given, answer), "full", None, tenant, len(answer)).log_softmax(-1)
+    answer, truth = _truth(engine, given, tenant)
     for name in AUTO_ORDER:
         method = METHODS[name]
         forced = _forced(place_runs(runs, method.order, target), answer)
@@ -192,6 +193,20 @@ def _logits(
 def _full(engine: Engine, placement: Placement, tenant: str | None, tokens: int) -> Answer:
     """Full prefill's own greedy answer."""
     return engine.run(placement, METHODS["full"], None, tenant, Sampling(max_new_tokens=tokens), Ledger()).result()
+
+
+def _truth(engine: Engine, placement: Placement, tenant: str | None) -> tuple[tuple[int, ...], torch.Tensor]:
+    """Full prefill's greedy answer, end token included, and log-probabilities ``[answer, vocabulary]`` at each step."""
+    model = engine.model
+    logits, cache = engine.reader.read(placement, METHODS["full"], None, tenant, Ledger(), _ANSWER_TOKENS)
+    steps, ids = [logits[-1]], [int(logits[-1].argmax())]
+    try:
+        while len(ids) < _ANSWER_TOKENS and ids[-1] not in model.stop_ids:
+            steps.append(step(model, cache, ids[-1]))
+            ids.append(int(steps[-1].argmax()))
+    finally:
+        model.pool.release(cache)
+    return tuple(ids), torch.stack(steps).log_softmax(-1)
 
 
 def _samples(documents: Sequence[Document], prompts: int) -> list[tuple[list[Document], int]]:

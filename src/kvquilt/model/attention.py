@@ -87,7 +87,7 @@ class RowPlan:
         return Block(first, first + len(rows), low, high, mask.repeat(group, 1).to(like.device))
 
 
-class KeysWritten(Exception):   # no error: it leaves a forward that has done its work
+class KeysWritten(Exception):  # no error: it leaves a forward that has done its work
     """The last layer's keys and values are in their slots."""
 
 
