@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from kvquilt.identity import Fingerprint, digest_fields
 from kvquilt.model import attention
 from kvquilt.model.attention import KeysWritten, RowPlan, active
 from kvquilt.model.capability import Capability, inspect
+from kvquilt.model.single_row import single_row_products
 from kvquilt.model.slots import SlotCache, SlotPool
 
 _PROBE_SHIFT = 37
@@ -125,7 +126,9 @@ class LanguageModel:
             NumericsError: a row's logits hold NaN or are infinite.
         """
         positions = (plan.rows + plan.offset).to(self.device)[None]
-        with self._lock, torch.inference_mode(), active(plan), _counting(self.hf, counter):
+        one_row = ids.numel() == 1 and self.dtype == torch.bfloat16 and self.device.type == "cpu"
+        products = single_row_products(self.hf) if one_row else nullcontext()
+        with self._lock, torch.inference_mode(), active(plan), products, _counting(self.hf, counter):
             inputs: dict[str, Any] = {
                 "input_ids": ids.to(self.device),
                 "position_ids": positions.expand(ids.shape[0], -1),
