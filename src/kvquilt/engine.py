@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from kvquilt.answer import Answer, Live, Stream
+from kvquilt.compiling import CompileReport, compile_documents
 from kvquilt.config import Settings
+from kvquilt.context import check_prompt_fits
 from kvquilt.decode import Sampling
 from kvquilt.errors import ContextLengthError, InputError, nearest
 from kvquilt.gate import DoctorReport, examine, note_name
@@ -19,29 +21,15 @@ from kvquilt.ledger import Ledger
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.load import load_model
 from kvquilt.placement import Placement, place_runs
-from kvquilt.prompt import Document, Prompt, Run, check_documents, continuation, segment_ids
+from kvquilt.policy import needs_verdict, resolve
+from kvquilt.prompt import Document, Prompt, check_documents, continuation, segment_ids
 from kvquilt.reading import Reader
-from kvquilt.repair.presets import AUTO_ORDER, METHODS, Method, find_method
-from kvquilt.retrieval import rank
+from kvquilt.repair.presets import METHODS, Method
+from kvquilt.retrieval import best_document
 from kvquilt.store import Store
 from kvquilt.writers.isolated import Isolated
 
 SYSTEM = "Answer the question with the help of the documents. Be brief."
-_POLICIES = ("auto", "always")
-
-
-@dataclass(frozen=True, slots=True)
-class CompileReport:
-    """What `Engine.compile` did: documents by outcome, tokens, bytes of keys and values, seconds, the gate's report."""
-
-    documents: int
-    compiled: int
-    stored_before: int
-    tokens: int
-    bytes: int
-    seconds: float
-    forward_tokens: int
-    gate: DoctorReport | None
 
 
 class Engine:
@@ -157,58 +145,10 @@ class Engine:
         """
         _check_tenant(tenant)
         documents = check_documents(documents)
-        ledger = Ledger()
-        room = self.model.capability.max_length - len(self.writer.prefix)
-        segments = []
-        for d in documents:
-            segments.append(segment_ids(d, self.model.tokenizer))
-            if len(segments[-1]) > room:
-                over = len(segments[-1]) - room
-                raise ContextLengthError(
-                    "documents", f"{d.id!r} is {over} tokens longer than {self._context}; split it"
-                )
-        keys = [self.reader.key(s, tenant) for s in segments]
-        # one text under two ids is one segment and counts for both
-        copies = Counter(keys)
-        at = {key: i for i, key in enumerate(keys)}
-        missing = [at[key] for key in copies if not self.store.contains(key)]
-        before, done = len(keys) - sum(copies[keys[i]] for i in missing), 0
-        report = progress or (lambda done, total: None)
-        report(before, len(keys))
-        with ledger.stage("total"):
-            # in portions: segments of a finished portion need not stay in memory while the next is compiled
-            for first in range(0, len(missing), 64):
-                part = missing[first : first + 64]
-                mine = [segments[i] for i in part]
-                compile_ = self.reader.compiler(mine, ledger, [self.writer] * len(mine))
-
-                pairs = list(zip([keys[i] for i in part], mine, strict=True))
-
-                def counted(indices: list[int], inner: Any = compile_, pairs: Any = pairs) -> Any:
-                    nonlocal done
-                    for item in inner(indices):
-                        yield item
-                        done += copies[pairs[item[0]][0]]
-                        report(before + done, len(keys))
-
-                with self.store.fetch(pairs, counted, layout=self.reader.layout()):
-                    pass
-        if before + done < len(keys):  # somebody else stored the rest meanwhile
-            report(len(keys), len(keys))
-        outcome = None
-        if gate:
-            outcome = self.doctor(documents, tenant, seconds=self.settings.gate_seconds)
-        tokens = sum(len(s) for s in segments)
-        return CompileReport(
-            documents=len(documents),
-            compiled=done,
-            stored_before=len(keys) - done,
-            tokens=tokens,
-            bytes=tokens * self.model.bytes_per_token,
-            seconds=ledger.seconds["total"],
-            forward_tokens=ledger.forward_tokens["compile"],
-            gate=outcome,
-        )
+        report = compile_documents(self.reader, documents, tenant, progress)
+        if not gate:
+            return report
+        return replace(report, gate=self.doctor(documents, tenant, seconds=self.settings.gate_seconds))
 
     def ask(self, question: str | Prompt, documents: Sequence[Document] | None = None, **options: Any) -> Answer:
         """Answer a question over documents.
@@ -242,20 +182,21 @@ class Engine:
         """`ask`, streamed: a `Stream` of text pieces. Input errors come at once, computing starts with iteration."""
         chosen = _sampling(sampling, self.settings)
         asked = method or self.settings.method
-        if asked != "auto":
-            find_method(asked)
+        gated = needs_verdict(asked, policy)
         _check_tenant(tenant)
         ledger = Ledger(asked=asked, model=self.model.name, threads=self.model.threads)
         with ledger.stage("prompt"):
             prompt = self._prompt_of(question, documents)
             runs = prompt.runs(self.model.tokenizer)
-            self._check_length(runs, chosen.max_new_tokens)
-            preset = self._resolve(asked, policy, tenant, ledger)
             if not runs:
                 raise InputError("question", "the prompt has no tokens")
+            check_prompt_fits(self.model.capability, runs, chosen.max_new_tokens)
+            preset, fallback = resolve(asked, self.verdict(tenant)) if gated else (METHODS[asked], None)
+            if fallback is not None:
+                ledger.fallbacks.append(fallback)
             # documents whose text has no tokens have no run
             held = [r.document for r in runs if r.document is not None]
-            target = _best(prompt, held) if preset.selector.probe == "retriever" else None
+            target = best_document(_user_text(prompt), held) if preset.selector.probe == "retriever" else None
             placement = place_runs(runs, preset.order, target)
             spot = None if target is None else placement.documents()[-1 if preset.order == "target_last" else target]
         return self.run(placement, preset, spot, tenant, chosen, ledger)
@@ -357,55 +298,6 @@ class Engine:
             raise InputError("documents", "at least one is needed")
         return self.prompt(question, check_documents(documents))
 
-    def _check_length(self, runs: Sequence[Run], new: int) -> None:
-        total, limit = sum(len(r.ids) for r in runs), self.model.capability.max_length
-        over = total + new - limit
-        if over <= 0:
-            return
-        documents = [(len(r.ids), r.document.id) for r in runs if r.document is not None]
-        scored = sorted(documents, reverse=True)
-        drop, names = 0, []
-        for tokens, name in scored:
-            names.append(f"{name!r} ({tokens} tokens)")
-            drop += tokens
-            if drop >= over:
-                break
-        hint = f"drop {', '.join(names)}" if documents else "shorten the prompt"
-        raise ContextLengthError(
-            "prompt", f"{total} prompt and {new} answer tokens exceed {self._context} by {over}; {hint}"
-        )
-
-    @property
-    def _context(self) -> str:
-        """What a prompt must fit into, and why it is less than the model's own context, if it is."""
-        c = self.model.capability
-        return f"the context of {c.max_length}" + (f" ({c.bound})" if c.bound else "")
-
-    def _resolve(self, asked: str, policy: str | None, tenant: str | None, ledger: Ledger) -> Method:
-        """The method that will run. `auto`, and any method under policy auto, needs a passing verdict."""
-        policy = policy or ("auto" if asked == "auto" else "always")
-        if policy not in _POLICIES:
-            raise InputError("policy", f"unknown policy {policy!r}{nearest(policy, _POLICIES)}")
-        if asked != "auto" and (policy == "always" or asked == "full"):
-            return METHODS[asked]
-        way_out = "name a method with policy 'always' to reuse anyway, or improve the writer"
-        report = self.verdict(tenant)
-        if report is None:
-            ledger.fall_back("no_verdict", f"the gate has not measured this model and writer; run doctor; {way_out}")
-            return METHODS["full"]
-        if not report.healthy:
-            failed = ", ".join(c.name for c in report.checks if not c.passed)
-            ledger.fall_back("unhealthy_model", f"endpoint checks failed: {failed}")
-            return METHODS["full"]
-        reasons = []
-        for name in AUTO_ORDER if asked == "auto" else (asked,):
-            verdict = report.verdict(name)
-            if verdict is not None and verdict.passed:
-                return METHODS[name]
-            reasons.append(f"{name}: {verdict.reason if verdict is not None else 'not measured'}")
-        ledger.fall_back("gate_refused", f"{'; '.join(reasons)}; {way_out}")
-        return METHODS["full"]
-
 
 def _sampling(options: dict[str, Any], settings: Settings) -> Sampling:
     known = Sampling.__dataclass_fields__
@@ -428,17 +320,9 @@ def _check_tenant(tenant: object) -> None:
         raise InputError("tenant", "must be a string or None", type(tenant).__name__)
 
 
-def _best(prompt: Prompt, documents: Sequence[Document]) -> int | None:
-    """Index of the retriever's best document: by the scores that came with them, else by BM25 over the inline text."""
-    if not documents:
-        return None
-    scores: list[float]
-    if any(d.score is not None for d in documents):
-        scores = [float("-inf") if d.score is None else d.score for d in documents]
-    else:
-        question = " ".join(p.text for p in prompt.parts if not isinstance(p, Document) and not p.control)
-        scores = rank(question, documents)
-    return max(range(len(scores)), key=scores.__getitem__)
+def _user_text(prompt: Prompt) -> str:
+    """What the user wrote beside the documents: what BM25 ranks them by."""
+    return " ".join(p.text for p in prompt.parts if not isinstance(p, Document) and not p.control)
 
 
 def _builtin_documents() -> tuple[Document, ...]:

@@ -77,3 +77,14 @@ def words(text: str) -> list[str]:
             if "_" in word:
                 found += [part for part in word.split("_") if part]
     return found
+
+
+def best_document(question: str, documents: Sequence[Document]) -> int | None:
+    """Index of the best document: by the scores that came with them, else by BM25; ``None`` without documents."""
+    if not documents:
+        return None
+    if any(d.score is not None for d in documents):
+        scores = [float("-inf") if d.score is None else d.score for d in documents]
+    else:
+        scores = rank(question, documents)
+    return max(range(len(scores)), key=scores.__getitem__)

@@ -1,0 +1,93 @@
+"""Compiling a user's documents: what is stored already is left alone, the rest is written portion by portion."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kvquilt.context import check_document_fits
+from kvquilt.gate import DoctorReport
+from kvquilt.ledger import Ledger
+from kvquilt.prompt import Document, segment_ids
+from kvquilt.reading import Reader
+from kvquilt.segment import CompiledSegment
+
+Compile = Callable[[list[int]], Iterator[tuple[int, CompiledSegment]]]
+_PORTION = 64  # segments of a finished portion need not stay in memory while the next is compiled
+
+
+@dataclass(frozen=True, slots=True)
+class CompileReport:
+    """What `Engine.compile` did.
+
+    Attributes:
+        documents: all of them; `compiled` now, `stored_before` by anyone.
+        tokens, bytes: of all documents; bytes of keys and values.
+        seconds: without the gate.
+        forward_tokens: rows that passed the model, counted by hooks, padding of batches included.
+        gate: the closing measurement, if there was one.
+    """
+
+    documents: int
+    compiled: int
+    stored_before: int
+    tokens: int
+    bytes: int
+    seconds: float
+    forward_tokens: int
+    gate: DoctorReport | None = None
+
+
+def compile_documents(
+    reader: Reader,
+    documents: Sequence[Document],
+    tenant: str | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> CompileReport:
+    """Compile what is not stored. Every finished segment is stored at once, so an interrupted call resumes.
+
+    Raises:
+        ContextLengthError: a document longer than the model's context; nothing has been compiled then.
+    """
+    model, ledger = reader.model, Ledger()
+    segments = [segment_ids(d, model.tokenizer) for d in documents]
+    for document, ids in zip(documents, segments, strict=True):
+        check_document_fits(model.capability, document, len(ids), len(reader.writer.encoded_behind or ()))
+    keys = [reader.key(s, tenant) for s in segments]
+    # one text under two ids is one segment and counts for both
+    copies = Counter(keys)
+    at = {key: i for i, key in enumerate(keys)}
+    missing = [at[key] for key in copies if not reader.store.contains(key)]
+    before, done = len(keys) - sum(copies[keys[i]] for i in missing), 0
+    report = progress or (lambda done, total: None)
+    report(before, len(keys))
+    with ledger.stage("total"):
+        for first in range(0, len(missing), _PORTION):
+            part = missing[first : first + _PORTION]
+            mine = [segments[i] for i in part]
+            compile_missing = reader.compiler(mine, ledger, [reader.writer] * len(mine))
+
+            def counted(
+                indices: list[int], part: list[int] = part, inner: Compile = compile_missing
+            ) -> Iterator[tuple[int, CompiledSegment]]:
+                nonlocal done
+                for index, segment in inner(indices):
+                    yield index, segment
+                    done += copies[keys[part[index]]]
+                    report(before + done, len(keys))
+
+            with reader.store.fetch([(keys[i], segments[i]) for i in part], counted, layout=reader.layout()):
+                pass
+    if before + done < len(keys):  # somebody else stored the rest meanwhile
+        report(len(keys), len(keys))
+    tokens = sum(len(s) for s in segments)
+    return CompileReport(
+        documents=len(documents),
+        compiled=done,
+        stored_before=len(keys) - done,
+        tokens=tokens,
+        bytes=tokens * model.bytes_per_token,
+        seconds=ledger.seconds["total"],
+        forward_tokens=ledger.forward_tokens["compile"],
+    )

@@ -1,0 +1,42 @@
+"""Whether documents and prompts fit into the model's context, and what to do where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvquilt.errors import ContextLengthError
+from kvquilt.model.capability import Capability
+from kvquilt.prompt import Document, Run
+
+
+def check_document_fits(capability: Capability, document: Document, tokens: int, behind: int) -> None:
+    """Raise `ContextLengthError` if `tokens`, encoded behind a prefix of `behind` tokens, exceed the context."""
+    over = behind + tokens - capability.max_length
+    if over > 0:
+        raise ContextLengthError(
+            "documents", f"{document.id!r} is {over} tokens longer than {_context(capability)}; split it"
+        )
+
+
+def check_prompt_fits(capability: Capability, runs: Sequence[Run], new: int) -> None:
+    """Raise `ContextLengthError` if the prompt and `new` answer tokens exceed the context, naming what to drop."""
+    total = sum(len(r.ids) for r in runs)
+    over = total + new - capability.max_length
+    if over <= 0:
+        return
+    documents = sorted(((len(r.ids), r.document.id) for r in runs if r.document is not None), reverse=True)
+    dropped, names = 0, []
+    for tokens, name in documents:
+        if dropped >= over:
+            break
+        names.append(f"{name!r} ({tokens} tokens)")
+        dropped += tokens
+    hint = f"drop {', '.join(names)}" if documents else "shorten the prompt"
+    raise ContextLengthError(
+        "prompt", f"{total} prompt and {new} answer tokens exceed {_context(capability)} by {over}; {hint}"
+    )
+
+
+def _context(capability: Capability) -> str:
+    """The limit, and why it is less than the model's own context, if it is."""
+    return f"the context of {capability.max_length}" + (f" ({capability.bound})" if capability.bound else "")
