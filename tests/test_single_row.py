@@ -33,7 +33,12 @@ def test_several_rows_are_untouched() -> None:
 
 def test_nothing_stays_behind_after_an_exception() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
-    with pytest.raises(RuntimeError, match="planted"), single_row_products(model):
-        assert "forward" in model[0].__dict__
-        raise RuntimeError("planted")
+
+    def fail_inside() -> None:
+        with single_row_products(model):
+            assert "forward" in model[0].__dict__
+            raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        fail_inside()
     assert all("forward" not in m.__dict__ for m in model.modules())
