@@ -38,9 +38,14 @@ docs: env
 docs-check: env
 	$(BIN)/python scripts/gen_docs.py --check
 
+RESULTS := benchmarks/results
 bench: env
-	$(BIN)/python benchmarks/startup.py --json benchmarks/results/startup.json
-	$(BIN)/kvquilt bench ttft --json benchmarks/results/ttft-4096.json
+	$(BIN)/python benchmarks/startup.py --json $(RESULTS)/startup.json
+	$(BIN)/python benchmarks/store.py --json $(RESULTS)/store.json
+	$(BIN)/kvquilt bench ttft --threads 2 --json $(RESULTS)/ttft-4096.json
+	$(BIN)/kvquilt bench ttft --threads 2 --context-tokens 1024 --documents 4 --json $(RESULTS)/ttft-1024.json
+	$(BIN)/kvquilt bench ttft --threads 2 --context-tokens 256 --documents 2 --json $(RESULTS)/ttft-256.json
+	$(BIN)/python benchmarks/profile_first_token.py --threads 2 --json $(RESULTS)/profile-first-token.json
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 from models_page import models_page
+from results_page import draw, results_page
 
 from kvquilt.cli.app import app
 
@@ -41,7 +42,7 @@ def cli_page() -> str:
     return "\n".join(parts)
 
 
-PAGES = {"cli.md": cli_page, "models.md": lambda: models_page(NOTE)}
+PAGES = {"cli.md": cli_page, "models.md": lambda: models_page(NOTE), "results.md": lambda: results_page(NOTE)}
 
 
 def main(arguments: list[str]) -> int:
@@ -59,6 +60,8 @@ def main(arguments: list[str]) -> int:
             sys.stderr.writelines(
                 difflib.unified_diff(old.splitlines(True), new.splitlines(True), f"docs/{name}", "generated", n=1)
             )
+    if not arguments:
+        draw()
     if stale:
         print("docs are stale: run `make docs`", file=sys.stderr)
     return min(stale, 1)

@@ -86,8 +86,8 @@ def run_ttft(plan: TtftPlan, settings: Settings | None = None, progress: Progres
     settings = settings or Settings.resolve()[0]
     say = progress or (lambda text: None)
     with tempfile.TemporaryDirectory(prefix="kvquilt-bench-") as folder:
-        with _engine(plan, settings, Path(folder)) as engine:
-            documents, question = _texts(engine, plan)
+        with open_engine(plan, settings, Path(folder)) as engine:
+            documents, question = texts(engine, plan)
             say("compiling")
             engine.compile(documents, gate=False)
             samples = _first_tokens(engine, documents, question, plan.rounds, say)
@@ -128,13 +128,13 @@ def _ratios(f: dict[str, float]) -> dict[str, float]:
     }
 
 
-def _engine(plan: TtftPlan, settings: Settings, folder: Path) -> Engine:
+def open_engine(plan: TtftPlan, settings: Settings, folder: Path) -> Engine:
     return Engine.load(
         plan.model, dtype=plan.dtype, threads=plan.threads, store_dir=folder / "store", settings=settings
     )
 
 
-def _texts(engine: Engine, plan: TtftPlan) -> tuple[list[Document], str]:
+def texts(engine: Engine, plan: TtftPlan) -> tuple[list[Document], str]:
     """Documents cut from the standard library's help topics to the wanted number of tokens, and a question."""
     from pydoc_data.topics import topics
 
@@ -282,7 +282,7 @@ def _disk_child(
     plan: TtftPlan, settings: Settings, folder: str, texts: list[tuple[str, str]], question: str, pipe: Any
 ) -> None:
     documents = [Document(text, id=name) for name, text in texts]
-    with _engine(plan, settings, Path(folder)) as engine:
+    with open_engine(plan, settings, Path(folder)) as engine:
         # a served model has run before: warm its kernels on the question's shape, over slots of no meaning
         placement = place_runs(engine.prompt(question, documents).runs(engine.model.tokenizer))
         cache = engine.model.pool.acquire(placement.tokens + 1)
