@@ -104,7 +104,8 @@ class Stream:
     """Text pieces of an answer as they come; `answer` afterwards.
 
     Nothing is computed before the first piece is asked for. Closing or leaving the stream early cancels it: the cache
-    is given back at once and `answer` holds what came so far. Also a context manager.
+    is given back at once and `answer` holds what came so far. Also a context manager. One thread iterates; any may
+    cancel.
     """
 
     def __init__(
@@ -119,7 +120,8 @@ class Stream:
         self._ended: list[Answer] = []
         # a function, not a method: a generator that held this object would outlive it until the next collection,
         # and with it the cache of a stream that was merely dropped
-        self._pieces = _decode(engine, read, sampling, ledger, tenant, self._ended)
+        self._cancelled = threading.Event()
+        self._pieces = _decode(engine, read, sampling, ledger, tenant, self._ended, self._cancelled)
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -134,10 +136,18 @@ class Stream:
         self.cancel()
 
     def cancel(self) -> None:
-        """Stop now and give everything back; harmless when already finished."""
-        if getgeneratorstate(self._pieces) == GEN_CREATED:
+        """Stop now and give everything back; harmless when already finished.
+
+        While another thread is computing the next piece, it returns at once and that thread stops at its next token.
+        """
+        self._cancelled.set()
+        unread = getgeneratorstate(self._pieces) == GEN_CREATED
+        try:
+            self._pieces.close()
+        except ValueError:  # another thread is inside: it sees the flag
+            return
+        if unread:
             self._ended.append(self._unread)
-        self._pieces.close()
 
     @property
     def answer(self) -> Answer:
@@ -164,13 +174,17 @@ def _decode(
     ledger: Ledger,
     tenant: str | None,
     ended: list[Answer],
+    cancelled: threading.Event,
 ) -> Generator[str, None, None]:
-    """Read the prompt, then decode token by token; the answer is appended to `ended` unless something failed."""
+    """Read the prompt, then decode token by token until the end or until `cancelled` is set.
+
+    The answer is appended to `ended` unless something failed.
+    """
     model = engine.model
     began = time.perf_counter()
+    generator, text, stops = sampling.generator(), Detokeniser(model.tokenizer), StopStrings(sampling.stop)
     logits, cache = read()
     prompt_tokens = cache.filled
-    generator, text, stops = sampling.generator(), Detokeniser(model.tokenizer), StopStrings(sampling.stop)
     ids: list[int] = []
     pieces: list[str] = []
     counter = RowCounter()
@@ -178,7 +192,7 @@ def _decode(
     try:
         token = sampling.pick(logits[-1], generator)
         ledger.seconds["first_token"] = ledger.seconds.get("prompt", 0.0) + time.perf_counter() - began
-        while True:
+        while not cancelled.is_set():
             if token in model.stop_ids:
                 reason = "end"
                 break
@@ -192,7 +206,7 @@ def _decode(
                 break
             with ledger.stage("decode"):
                 token = sampling.pick(step(model, cache, token, counter), generator)
-        if reason != "stop":
+        if reason in ("end", "length"):
             rest = stops.push(text.flush()) + stops.flush()
             if rest:
                 pieces.append(rest)
