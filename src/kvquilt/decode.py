@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ class Sampling:
     max_new_tokens: int = 128
 
     def __post_init__(self) -> None:
-        if not _is_number(self.temperature) or not 0.0 <= self.temperature < float("inf"):
+        if not _is_number(self.temperature) or not 0.0 <= self.temperature <= sys.float_info.max:
             raise InputError("temperature", "must be a finite number of at least 0", self.temperature)
         if not _is_number(self.top_p) or not 0.0 < self.top_p <= 1.0:
             raise InputError("top_p", "must be a number above 0 and at most 1", self.top_p)
@@ -43,8 +44,8 @@ class Sampling:
             raise InputError("top_k", "must be a whole number of at least 0", self.top_k)
         if not _is_integer(self.max_new_tokens) or self.max_new_tokens < 1:
             raise InputError("max_new_tokens", "must be a whole number of at least 1", self.max_new_tokens)
-        if self.seed is not None and not _is_integer(self.seed):
-            raise InputError("seed", "must be a whole number or None", self.seed)
+        if self.seed is not None and not (_is_integer(self.seed) and -(1 << 63) <= self.seed < 1 << 64):
+            raise InputError("seed", "must be a whole number of 64 bits or None", self.seed)
         if not isinstance(self.stop, tuple) or not all(isinstance(s, str) and s for s in self.stop):
             raise InputError("stop", "must be a sequence of non-empty strings")
 
@@ -60,14 +61,16 @@ class Sampling:
         """The next token id from fp32 logits ``[vocabulary]``."""
         if self.temperature == 0.0:
             return int(logits.argmax())
-        scaled = logits.cpu() / self.temperature
+        logits = logits.cpu()
+        # the largest becomes 0, which no temperature can turn into infinity; below the smallest normal number it is 0
+        scaled = (logits - logits.max()) / max(self.temperature, torch.finfo(logits.dtype).tiny)
         if 0 < self.top_k < scaled.numel():
             scaled = scaled.masked_fill(scaled < scaled.topk(self.top_k).values[-1], float("-inf"))
         probabilities = scaled.softmax(-1)
         if self.top_p < 1.0:
             ranked, order = probabilities.sort(descending=True, stable=True)
-            # a token stays while the mass before it is below top_p, so at least one stays
-            outside = order[ranked.cumsum(-1) - ranked >= self.top_p]
+            # a token stays while the mass before it is below top_p; the first always does
+            outside = order[1:][(ranked.cumsum(-1) - ranked)[1:] >= self.top_p]
             probabilities[outside] = 0.0
         return int(torch.multinomial(probabilities, 1, generator=generator))
 
