@@ -148,6 +148,12 @@ def test_top_p_keeps_the_smallest_set_with_that_mass() -> None:
     assert set(drawn(Sampling(temperature=5.0, top_p=1.0, seed=1))) == {0, 1, 2, 3, 4}
 
 
+def test_the_ends_of_the_seeds_and_tiny_temperatures_work() -> None:
+    for seed in (0, (1 << 63) - 1):
+        assert set(drawn(Sampling(temperature=1e-38, seed=seed), 3)) == {1}
+        assert set(drawn(Sampling(temperature=1e-38, seed=seed), 3, LOGITS * 1e30)) == {1}
+
+
 def test_draws_follow_the_distribution() -> None:
     for temperature in (0.7, 1.5):
         counts = torch.bincount(torch.tensor(drawn(Sampling(temperature=temperature, seed=3), 4000)), minlength=5)
@@ -168,7 +174,7 @@ def test_a_seed_gives_the_same_draws_and_none_gives_others() -> None:
         ("top_p", 0.0), ("top_p", 1.1), ("top_p", float("nan")), ("top_p", None),
         ("top_k", -1), ("top_k", 1.5),
         ("max_new_tokens", 0), ("max_new_tokens", 2.5), ("max_new_tokens", True), ("max_new_tokens", "8"),
-        ("seed", "one"), ("seed", 1.5),
+        ("seed", "one"), ("seed", 1.5), ("seed", -1), ("seed", 1 << 63), ("seed", True),
         ("stop", "END"), ("stop", ("",)), ("stop", (1,)),
     ],
 )  # fmt: skip

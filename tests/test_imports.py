@@ -20,7 +20,6 @@ KNOW_TRANSFORMERS = {
     "kvquilt.bench": "measures plain transformers beside kvquilt",
     "kvquilt.cli.models": "lists the Hugging Face cache",
     "kvquilt.cli.work": "silences the progress bars of other libraries",
-    "kvquilt.decode": "names the tokenizer's type",
 }
 ABOVE_ENGINE = ("kvquilt.bench", "kvquilt.cli")
 

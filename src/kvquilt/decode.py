@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from kvquilt.errors import InputError
+from kvquilt.tokens import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Sampling:
         temperature: 0 is greedy.
         top_p: keep the smallest set of tokens with at least this probability, in (0, 1].
         top_k: keep this many tokens; 0 keeps all.
-        seed: of this answer's own generator; ``None`` draws one.
+        seed: of this answer's own generator, at least 0 and below 2**63; ``None`` draws one.
         stop: texts that end the answer; they are not part of it.
         max_new_tokens: longest answer.
 
@@ -44,8 +44,8 @@ class Sampling:
             raise InputError("top_k", "must be a whole number of at least 0", self.top_k)
         if not _is_integer(self.max_new_tokens) or self.max_new_tokens < 1:
             raise InputError("max_new_tokens", "must be a whole number of at least 1", self.max_new_tokens)
-        if self.seed is not None and not (_is_integer(self.seed) and -(1 << 63) <= self.seed < 1 << 64):
-            raise InputError("seed", "must be a whole number of 64 bits or None", self.seed)
+        if self.seed is not None and not (_is_integer(self.seed) and 0 <= self.seed < 1 << 63):
+            raise InputError("seed", "must be a whole number of at least 0 and below 2**63, or None", self.seed)
         if not isinstance(self.stop, tuple) or not all(isinstance(s, str) and s for s in self.stop):
             raise InputError("stop", "must be a sequence of non-empty strings")
 
@@ -90,7 +90,7 @@ class Detokeniser:
     it ends in a replacement character, and each step decodes only a short window of ids.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._window = 0
