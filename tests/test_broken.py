@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPTNeoXConfig, Qwen2MoeConfig
 
 from kvquilt import answer as answers
 from kvquilt.decode import Sampling
-from kvquilt.errors import InputError
+from kvquilt.errors import InputError, UnsupportedModelError
+from kvquilt.model.attention import RowPlan, active, attend
+from kvquilt.model.language_model import LanguageModel
 from tests.engines import QUESTION, at_rest, documents, make_engine
+from tests.models import model_from
+from tests.tokenizers import chatml_tokenizer
 
 
 def test_a_stream_can_be_cancelled_from_another_thread_while_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,3 +79,31 @@ def test_numbers_that_torch_cannot_hold_are_input_errors(option: str, value: int
 def test_sampling_at_the_end_of_its_range_takes_the_likeliest_token(options: dict[str, float]) -> None:
     sampling = Sampling(**{"temperature": 1.0, "seed": 0, **options})
     assert sampling.pick(torch.tensor([-40.0, 20.0, 19.5, 3.0]), sampling.generator()) == 1
+
+
+def windowed_moe(window: int) -> LanguageModel:
+    fields = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "pad_token_id": 0}
+    fields |= {"shared_expert_intermediate_size": 32, "use_sliding_window": True, "sliding_window": window}
+    hf = model_from(Qwen2MoeConfig, {**fields, "layer_types": ["sliding_attention"] * 3})
+    return LanguageModel.wrap(hf, chatml_tokenizer(), "moe", "weights")
+
+
+def test_a_window_that_only_the_model_s_mask_knows_is_refused() -> None:
+    """Qwen2-MoE masks its window and does not hand it to attention, so all slots would have been seen."""
+    with pytest.raises(UnsupportedModelError, match=r"layer 0 a window of 24.*called with None"):
+        windowed_moe(24)
+    assert windowed_moe(1024).capability.max_length == 1024, "a window that is never reached harms nobody"
+
+
+def test_the_refusal_of_another_layout_does_not_call_it_recurrent() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"no self-attention named `self_attn`.*another layout"):
+        LanguageModel.wrap(model_from(GPTNeoXConfig, {}), chatml_tokenizer(), "neox", "weights")
+
+
+@pytest.mark.parametrize("rows", [torch.arange(5), torch.arange(2, 5), torch.tensor([4])], ids=len)
+def test_attention_gives_the_memory_layout_that_models_expect(rows: torch.Tensor) -> None:
+    """Stock attention is contiguous, and some models take a view of it."""
+    query, key = torch.randn(1, 4, len(rows), 8), torch.randn(1, 2, 5, 8)
+    with active(RowPlan(rows, 5)):
+        out, _ = attend(torch.nn.Module(), query, key, key, None)
+    assert out.view(1, len(rows), -1).shape == (1, len(rows), 32)

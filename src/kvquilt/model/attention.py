@@ -46,12 +46,14 @@ class RowPlan:
         filled: slots that hold keys once the rows are written; slot ``filled`` and later are never read.
         offset: logical position of slot 0.
         keys_only: stop once the last layer's keys are written, for a compile pass, whose output nobody reads.
+        windows: what each call of `attend` was given, in order; filled as the forward goes.
     """
 
     rows: torch.Tensor
     filled: int
     offset: int = 0
     keys_only: bool = False
+    windows: list[int | None] = field(default_factory=list, repr=False)
     _blocks: dict[tuple[object, ...], list[Block]] = field(default_factory=dict, repr=False)
 
     @property
@@ -121,7 +123,7 @@ def attend(
         query: ``[batch, heads, rows, key_dim]``; key, value: ``[batch, kv_heads, filled, dim]``, unrepeated.
 
     Returns:
-        ``[batch, rows, heads, value_dim]`` and no weights.
+        ``[batch, rows, heads, value_dim]``, contiguous, and no weights.
     """
     plan = _ACTIVE.get()
     if plan is None:
@@ -129,20 +131,21 @@ def attend(
             module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **kwargs
         )
         return out, None
+    plan.windows.append(sliding_window)
     window = sliding_window if sliding_window is not None and sliding_window < plan.filled else None
     if plan.is_prefill and window is None:
         grouped = query.shape[1] != key.shape[1]
         out = scaled_dot_product_attention(
             query, key, value, is_causal=query.shape[2] > 1, scale=scaling, enable_gqa=grouped
         )
-        return out.transpose(1, 2), None
+        return out.transpose(1, 2).contiguous(), None
     group = query.shape[1] // key.shape[1]
     parts = [
         _folded(query[:, :, b.first : b.last], key[:, :, b.low : b.high], value[:, :, b.low : b.high], b.mask, scaling)
         for b in plan.blocks(window, group, query)
     ]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2).contiguous(), None
 
 
 def _folded(

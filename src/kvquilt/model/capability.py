@@ -75,7 +75,9 @@ def inspect(model: PreTrainedModel) -> Capability:
     attentions = [getattr(layer, "self_attn", None) for layer in layers]
     for i, attention in enumerate(attentions):
         if attention is None:
-            raise UnsupportedModelError(f"layer {i} has no self-attention: recurrent and hybrid layers keep no keys")
+            raise UnsupportedModelError(
+                f"layer {i} has no self-attention named `self_attn`: it is recurrent or has another layout"
+            )
         if getattr(attention, "sinks", None) is not None:
             raise UnsupportedModelError(f"layer {i} has learned attention sinks, which are not implemented here")
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None

@@ -187,11 +187,24 @@ class LanguageModel:
                 if table is not None:
                     table.rotate(here.slot_keys[layer, :, :, :count], _PROBE_SHIFT, moved)
                 self._expect(moved, fresh, f"keys of layer {layer} do not move by their rotary table")
-            masked = self.forward(ids[:, 1:], RowPlan(torch.arange(1, count), count), here, count - 1)
+            plan = RowPlan(torch.arange(1, count), count)
+            masked = self.forward(ids[:, 1:], plan, here, count - 1)
             self._expect(masked, stock[:, 1:], "its attention is not plain causal attention, and would be left out")
+            self._expect_windows(plan.windows)
         finally:
             self.pool.release(here)
             self.pool.release(there)
+
+    def _expect_windows(self, given: list[int | None]) -> None:
+        """Refuse a window that is in the mask alone (Qwen2-MoE, PhiMoE): a plan brings masks of its own."""
+        calls = max(1, len(given) // self.capability.layers)  # some attend more than once in a layer
+        for layer, window in enumerate(self.capability.windows):
+            seen = given[layer * calls]
+            if seen != window and min(w for w in (seen, window) if w is not None) < self.capability.max_length:
+                raise UnsupportedModelError(
+                    f"{self.name}: the configuration gives layer {layer} a window of {window}, "
+                    f"its attention is called with {seen}; masks of the model's own are not implemented here"
+                )
 
     def _expect(self, measured: torch.Tensor, truth: torch.Tensor, otherwise: str) -> None:
         error = float((measured.float() - truth.float()).norm() / truth.float().norm().clamp_min(1e-6))
