@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 
 import torch
 from blake3 import blake3
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from kvquilt.config import Settings
-from kvquilt.errors import InputError, ModelNotFoundError, nearest
+from kvquilt.errors import InputError, ModelNotFoundError, UnsupportedModelError, nearest
 from kvquilt.files import write_atomically
 from kvquilt.identity import digest_fields
 from kvquilt.model.gguf import convert_gguf, smollm2_folder
 from kvquilt.model.language_model import LanguageModel
 
 log = logging.getLogger(__name__)
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -38,8 +41,10 @@ def load_model(
         threads: sets torch's thread count for the process; left alone if not given.
 
     Raises:
+        InputError: an unknown dtype, a device that is not there, a thread count below 1.
         ModelNotFoundError: nothing there, or a folder without weights or tokenizer.
         UnsupportedModelError: the model's cache cannot be reused; says why.
+        ModelError: a GGUF file that cannot be unpacked into the cache directory.
     """
     settings = settings or Settings.resolve()[0]
     if dtype is not None and dtype not in DTYPES:
@@ -48,11 +53,9 @@ def load_model(
         if threads < 1:
             raise InputError("threads", "must be at least 1", threads)
         torch.set_num_threads(threads)
-    try:
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError:
-        raise InputError("device", "must be a torch device, such as cpu or cuda:0", device) from None
+    place = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     source = resolve(name_or_path, dtype, settings)
+    _check_architecture(source, name_or_path)
     tokenizer = _tokenizer(source, name_or_path)
     try:
         hf = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype] if dtype else "auto")
@@ -78,11 +81,45 @@ def resolve(name_or_path: str, dtype: str | None, settings: Settings) -> str:
     return name_or_path
 
 
+def _device(name: str) -> torch.device:
+    """The torch device `name`, tried once: torch itself notices only late that one is not there."""
+    try:
+        place = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise InputError("device", "must be a torch device, such as cpu or cuda:0", name) from None
+    try:
+        torch.zeros(1, device=place).item()
+    except (RuntimeError, AssertionError, NotImplementedError):  # a build without CUDA raises an AssertionError
+        raise InputError("device", "is not there, or this build of torch cannot use it", name) from None
+    return place
+
+
+def _check_architecture(source: str, name: str) -> None:
+    """Refuse what is no causal language model of transformers before its weights are read."""
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except OSError as error:
+        raise ModelNotFoundError(f"{name}: the configuration could not be loaded: {_first_line(error)}") from error
+    except (ValueError, KeyError) as error:
+        rule = f"transformers cannot read its configuration: {_first_line(error)}"
+        raise UnsupportedModelError(f"{name}: {rule}") from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        kind = "an encoder-decoder" if config.is_encoder_decoder else "none of transformers' causal language models"
+        raise UnsupportedModelError(f"{name}: a model of type {config.model_type!r} is {kind}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def _tokenizer(source: str, name: str) -> PreTrainedTokenizerBase:
+    folder = Path(source)
+    if folder.is_dir() and not any(next(folder.glob(pattern), None) for pattern in _TOKENIZER_FILES):
+        raise ModelNotFoundError(f"{name}: has no tokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelNotFoundError(f"{name}: no tokenizer could be loaded: {error}") from error
+        raise ModelNotFoundError(f"{name}: no tokenizer could be loaded: {_first_line(error)}") from error
     if not getattr(tokenizer, "is_fast", False) or not len(tokenizer):
         raise ModelNotFoundError(f"{name}: a fast tokenizer (tokenizer.json) is needed and is not there")
     return tokenizer
@@ -92,18 +129,18 @@ def weights_digest(hf: PreTrainedModel, source: Path | None = None, cache_dir: P
     """blake3 over every parameter and persistent buffer as loaded, by name, dtype, shape and bytes.
 
     Reading gigabytes at each start would be slow, so the digest of a local folder is remembered for as long as its
-    weight files keep name, size, inode and modification time.
+    files keep path, device, name, size, inode and modification time. A memo that cannot be read or written costs only
+    time, and a warning.
     """
     memo = None
     if source is not None and cache_dir is not None and source.is_dir():
-        stats = [(p.name, s.st_size, s.st_ino, s.st_mtime_ns) for p in sorted(source.iterdir()) for s in [p.stat()]]
-        mark = digest_fields("kvquilt 2026-11 weight files v1", [("files", repr(stats)), ("dtype", str(hf.dtype))])
-        memo = cache_dir / "digests" / f"{mark}.json"
-        if memo.exists():
-            try:
-                return str(json.loads(memo.read_text())["weights"])
-            except (OSError, ValueError, KeyError) as error:
-                log.warning("weight digest memo is unreadable (%s); computing it anew", type(error).__name__)
+        try:
+            memo = cache_dir / "digests" / f"{_mark(hf, source)}.json"
+            return str(json.loads(memo.read_text())["weights"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("weight digest memo is unreadable (%s); computing it anew", type(error).__name__)
     state = blake3(max_threads=blake3.AUTO)
     for name, tensor in sorted(hf.state_dict().items()):
         state.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
@@ -111,5 +148,17 @@ def weights_digest(hf: PreTrainedModel, source: Path | None = None, cache_dir: P
         state.update(memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b"")
     digest = state.hexdigest()
     if memo is not None:
-        write_atomically(memo, json.dumps({"weights": digest}).encode())
+        try:
+            write_atomically(memo, json.dumps({"weights": digest}).encode())
+        except OSError as error:
+            log.warning("weight digest memo could not be kept (%s); the next start computes it anew", error.strerror)
     return digest
+
+
+def _mark(hf: PreTrainedModel, source: Path) -> str:
+    """What changes with the files of `source`; an inode alone means nothing on another device."""
+    folder = source.resolve()
+    files = [(p.name, p.stat()) for p in sorted(folder.iterdir()) if p.is_file()]
+    stats = [(name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in files]
+    named = {"folder": os.fsencode(folder), "files": repr(stats).encode(), "dtype": str(hf.dtype).encode()}
+    return digest_fields("kvquilt 2026-11 weight files v2", list(named.items()))
