@@ -65,6 +65,10 @@ CASES: dict[str, tuple[Callable[[Engine], object], str]] = {
     "prompt and documents": (lambda e: e.ask(Prompt(["Hi"]), documents()), "documents"),
     "prompt without tokens": (lambda e: e.ask(Prompt([""])), "question"),
     "unknown method": (lambda e: e.ask(QUESTION, documents(), method="retrieved-documents"), "method"),
+    "a number for method": (lambda e: e.ask(QUESTION, documents(), method=3), "method"),  # type: ignore[arg-type]
+    "a list for method": (lambda e: e.ask(QUESTION, documents(), method=["none"]), "method"),  # type: ignore[arg-type]
+    "a number for policy": (lambda e: e.ask(QUESTION, documents(), policy=3), "policy"),  # type: ignore[arg-type]
+    "a list for policy": (lambda e: e.ask(QUESTION, documents(), policy=["auto"]), "policy"),  # type: ignore[arg-type]
     "unknown policy": (lambda e: e.ask(QUESTION, documents(), policy="never"), "policy"),
     "unknown option": (lambda e: e.ask(QUESTION, documents(), temprature=1.0), "temprature"),
     "bad temperature": (lambda e: e.ask(QUESTION, documents(), temperature=-1), "temperature"),
@@ -72,6 +76,8 @@ CASES: dict[str, tuple[Callable[[Engine], object], str]] = {
     "bad top_k": (lambda e: e.ask(QUESTION, documents(), top_k=-1), "top_k"),
     "bad length": (lambda e: e.ask(QUESTION, documents(), max_new_tokens=0), "max_new_tokens"),
     "bad stop": (lambda e: e.ask(QUESTION, documents(), stop="END"), "stop"),
+    "lone surrogate in tenant": (lambda e: e.ask(QUESTION, documents(), tenant="a\udc80"), "tenant"),
+    "compile for such a tenant": (lambda e: e.compile(documents(), tenant="a\udc80"), "tenant"),
     "a number for tenant": (lambda e: e.ask(QUESTION, documents(), tenant=5), "tenant"),
 }  # fmt: skip
 

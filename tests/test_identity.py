@@ -15,6 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import kvquilt.identity as identity
+from kvquilt.errors import InputError
 from kvquilt.identity import Fingerprint, digest_fields, encode_ids, namespace, segment_key
 
 _SCRIPT = """
@@ -115,3 +116,12 @@ def test_identity_uses_nothing_that_depends_on_the_process() -> None:
     conversions = [node for node in ast.walk(tree) if isinstance(node, ast.FormattedValue) and node.conversion == 114]
     assert not conversions, "!r is repr"
     assert "blake3" in called
+
+
+@pytest.mark.parametrize("tenant", [3, b"acme", ["acme"], "a\udc80"])
+def test_a_tenant_that_is_no_text_is_an_input_error(tenant: object) -> None:
+    for deed in (namespace, lambda t: segment_key("f", "w", t, [1])):
+        with pytest.raises(InputError, match=r"^tenant: must be") as caught:
+            deed(tenant)  # type: ignore[arg-type, no-untyped-call]
+        assert caught.value.field == "tenant"
+        assert caught.value.__cause__ is None

@@ -76,15 +76,19 @@ class StoreUnavailableError(StoreError):
 
 
 class IntegrityError(StoreError):
-    """An invariant of a store or cache does not hold; raised by `check_integrity()` only."""
+    """An invariant of a store or cache does not hold.
+
+    Raised by `check_integrity()`, and where going on would break one: a slot cache that is written without a plan, or
+    given back to a pool that has not lent it.
+    """
 
 
 class ConversationError(KvquiltError):
     """A follow-up was asked of an answer whose live cache was released or already continued."""
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """A hint for an unknown name: ``; did you mean 'x'?`` or the list of valid names."""
+def nearest(name: object, valid: Iterable[str]) -> str:
+    """A hint for an unknown name, of whatever type: ``; did you mean 'x'?`` or the list of valid names."""
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name, names, n=1) if isinstance(name, str) else []
     return f"; did you mean {close[0]!r}?" if close else f"; valid: {', '.join(names)}"

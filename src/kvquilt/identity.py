@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields
 
 from blake3 import blake3
 
+from kvquilt.errors import InputError
+
 _KEY_CONTEXT = "kvquilt 2026-11 segment key v1"
 _FINGERPRINT_CONTEXT = "kvquilt 2026-11 fingerprint v1"
 _NAMESPACE_CONTEXT = "kvquilt 2026-11 tenant namespace v1"
@@ -60,11 +62,32 @@ class SegmentKey:
 
 
 def namespace(tenant: str | None) -> str:
-    """The tenant's namespace, 32 hex characters (128 bits). ``None`` is a namespace of its own."""
+    """The tenant's namespace, 32 hex characters (128 bits). ``None`` is a namespace of its own.
+
+    Raises:
+        InputError: `tenant` is neither valid Unicode nor ``None``.
+    """
+    _check_tenant(tenant)
     return digest_fields(_NAMESPACE_CONTEXT, [("tenant", tenant)])[:32]
 
 
 def segment_key(fingerprint: str, writer: str, tenant: str | None, ids: Sequence[int]) -> SegmentKey:
-    """Key of the segment `ids` compiled by `writer` (its content digest) on the model `fingerprint`."""
+    """Key of the segment `ids` compiled by `writer` (its content digest) on the model `fingerprint`.
+
+    Raises:
+        InputError: `tenant` is neither valid Unicode nor ``None``.
+    """
+    _check_tenant(tenant)
     fields_ = [("fingerprint", fingerprint), ("writer", writer), ("tenant", tenant), ("ids", encode_ids(ids))]
     return SegmentKey(namespace(tenant), digest_fields(_KEY_CONTEXT, fields_))
+
+
+def _check_tenant(tenant: object) -> None:
+    if tenant is None:
+        return
+    if not isinstance(tenant, str):
+        raise InputError("tenant", "must be a string or None", type(tenant).__name__)
+    try:
+        tenant.encode()
+    except UnicodeEncodeError as error:
+        raise InputError("tenant", f"must be valid Unicode; it has a lone surrogate at offset {error.start}") from None

@@ -42,12 +42,12 @@ METHODS = {
 AUTO_ORDER = ("retrieved-document", "none")  # what `auto` tries, first to last, before full prefill
 
 
-def find_method(name: str) -> Method:
+def find_method(name: object) -> Method:
     """The preset `name`.
 
     Raises:
-        InputError: unknown name; the message gives the nearest.
+        InputError: unknown name, or no name at all; the message gives the nearest.
     """
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise InputError("method", f"unknown method {name!r}{nearest(name, [*METHODS, 'auto'])}")
     return METHODS[name]
