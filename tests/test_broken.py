@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import GPTNeoXConfig, Qwen2MoeConfig
+from typer.testing import CliRunner
 
+from kvquilt import Document, Prompt
 from kvquilt import answer as answers
+from kvquilt.cli.app import app
+from kvquilt.config import Settings
 from kvquilt.decode import Sampling
-from kvquilt.errors import InputError, UnsupportedModelError
+from kvquilt.errors import ConfigError, ContextLengthError, InputError, UnsupportedModelError
 from kvquilt.model.attention import RowPlan, active, attend
 from kvquilt.model.language_model import LanguageModel
 from tests.engines import QUESTION, at_rest, documents, make_engine
@@ -107,3 +113,53 @@ def test_attention_gives_the_memory_layout_that_models_expect(rows: torch.Tensor
     with active(RowPlan(rows, 5)):
         out, _ = attend(torch.nn.Module(), query, key, key, None)
     assert out.view(1, len(rows), -1).shape == (1, len(rows), 32)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"tenant": "a\ud800"}, "tenant"),
+        ({"method": 5}, "method"),
+        ({"method": ["none"]}, "method"),
+        ({"policy": 5}, "policy"),
+    ],
+)
+def test_options_of_another_kind_are_input_errors(options: dict[str, Any], field: str) -> None:
+    with make_engine() as engine:
+        with pytest.raises(InputError) as caught:
+            engine.ask(QUESTION, documents(), **{"method": "none", **options})
+        assert caught.value.field == field
+    with pytest.raises(InputError, match="score"):
+        Document("text", score=10**400)
+
+
+def test_a_long_list_of_what_to_drop_is_cut_and_says_if_it_is_not_enough() -> None:
+    many = [Document(f"fact {n} " * 3, id=f"d{n}") for n in range(200)]
+    with make_engine() as engine:
+        with pytest.raises(ContextLengthError, match=r"drop ('d\d+' \(\d+ tokens\), ){7}.* and \d+ more$"):
+            engine.ask(QUESTION, many, method="none")
+        with pytest.raises(ContextLengthError, match=r"drop 'only' .* and shorten the prompt"):
+            engine.ask(Prompt([Document("short", id="only"), "word " * 2000]), method="none")
+
+
+@pytest.mark.parametrize("where", ["store_dir", "config"])
+def test_a_home_that_does_not_exist_is_a_config_error(where: str) -> None:
+    with pytest.raises(ConfigError, match="no home directory"):
+        Settings.resolve("~nobody-here/x") if where == "config" else Settings.resolve(None, {where: "~nobody-here/x"})
+
+
+def test_a_config_nested_too_deeply_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("a: " + "[" * 5000)
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        Settings.resolve(tmp_path / "c.yaml")
+
+
+@pytest.mark.parametrize("account", [{"tokens": 5}, {"documents": [{"id": 5}]}])
+def test_a_damaged_account_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, account: Any) -> None:
+    line = {"tokens": 1, "start": 0, "provenance": "exact", "source": "disk", "why": ""}
+    account = {"fallbacks": [], **account, "documents": [line | each for each in account.get("documents", [])]}
+    (tmp_path / "last-answer.json").write_text(json.dumps({"ledger": account}))
+    monkeypatch.setenv("KVQUILT_CACHE_DIR", str(tmp_path))
+    outcome = CliRunner().invoke(app, ["explain"], prog_name="kvquilt")
+    assert outcome.exit_code == 2
+    assert "cannot be read" in outcome.stderr

@@ -20,7 +20,15 @@ from kvquilt.errors import ConfigError, nearest
 _PREFIX = "KVQUILT_"
 _GIB = 1 << 30
 
-Folder = Annotated[Path, AfterValidator(lambda path: path.expanduser())]
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError("there is no home directory of that user") from None
+
+
+Folder = Annotated[Path, AfterValidator(_expanded)]
 Sources = dict[str, str]
 
 
@@ -74,7 +82,10 @@ class Settings(BaseSettings):
         named = config_file or from_environment
         layers = [(f"environment {_PREFIX}{{}}", environment)]
         if named is not None:
-            path = Path(named).expanduser()
+            try:
+                path = _expanded(Path(named))
+            except ValueError as error:
+                raise ConfigError("config", str(error), str(named)) from None
             layers.append((f"file {path}", _read_yaml(path)))
         layers.append(("flag", {k: v for k, v in (flags or {}).items() if v is not None}))
         for label, layer in layers:
@@ -109,7 +120,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError("config", f"the file cannot be read: {error.strerror}", str(path)) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" (line {where.line + 1})" if where else ""
         raise ConfigError("config", f"the file is not valid YAML{line}", str(path)) from None

@@ -8,6 +8,8 @@ from kvquilt.errors import ContextLengthError
 from kvquilt.model.capability import Capability
 from kvquilt.prompt import Document, Run
 
+_NAMED = 8  # documents in a message
+
 
 def check_document_fits(capability: Capability, document: Document, tokens: int, behind: int) -> None:
     """Raise `ContextLengthError` if `tokens`, encoded behind a prefix of `behind` tokens, exceed the context."""
@@ -31,7 +33,11 @@ def check_prompt_fits(capability: Capability, runs: Sequence[Run], new: int) -> 
             break
         names.append(f"{name!r} ({tokens} tokens)")
         dropped += tokens
-    hint = f"drop {', '.join(names)}" if documents else "shorten the prompt"
+    more = len(names) - _NAMED
+    drop = ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    parts = [f"drop {drop}"] if documents else []
+    parts += ["shorten the prompt or the answer"] if dropped < over else []
+    hint = " and ".join(parts)
     raise ContextLengthError(
         "prompt", f"{total} prompt and {new} answer tokens exceed {_context(capability)} by {over}; {hint}"
     )

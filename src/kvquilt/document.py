@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -44,7 +44,8 @@ class Document:
         else:
             check_text("Document.id", given)
         if self.score is not None:
-            if isinstance(self.score, bool) or not isinstance(self.score, int | float) or not math.isfinite(self.score):
+            number = isinstance(self.score, int | float) and not isinstance(self.score, bool)
+            if not number or not abs(self.score) <= sys.float_info.max:
                 raise InputError("Document.score", "must be a finite number or None", self.score)
             object.__setattr__(self, "score", float(self.score))
 

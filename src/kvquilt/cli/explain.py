@@ -13,6 +13,8 @@ from kvquilt.errors import InputError
 
 def explain(context: typer.Context, json_output: Json = False) -> None:
     """Show what the last `kvquilt ask` reused, what it computed, and why."""
+    from rich.errors import NotRenderableError
+
     from kvquilt.ledger import Ledger
 
     settings, _ = settings_of(context)
@@ -22,7 +24,7 @@ def explain(context: typer.Context, json_output: Json = False) -> None:
         table = Ledger.from_dict(kept["ledger"]).table()
     except FileNotFoundError:
         raise InputError("explain", "there is no answer yet; `kvquilt ask` leaves one", str(path)) from None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, NotRenderableError):
         raise InputError("explain", "the account of the last answer cannot be read; ask again", str(path)) from None
     if json_output:
         echo_json(kept)
