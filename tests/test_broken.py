@@ -20,6 +20,7 @@ from kvquilt.decode import Sampling
 from kvquilt.errors import ConfigError, ContextLengthError, InputError, UnsupportedModelError
 from kvquilt.model.attention import RowPlan, active, attend
 from kvquilt.model.language_model import LanguageModel
+from kvquilt.store import Store
 from tests.engines import QUESTION, at_rest, documents, make_engine
 from tests.models import model_from
 from tests.tokenizers import chatml_tokenizer
@@ -163,3 +164,15 @@ def test_a_damaged_account_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.
     outcome = CliRunner().invoke(app, ["explain"], prog_name="kvquilt")
     assert outcome.exit_code == 2
     assert "cannot be read" in outcome.stderr
+
+
+def test_rm_by_key_keeps_to_the_namespace_and_needs_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_engine(directory=tmp_path) as engine:
+        engine.compile(documents(1), tenant="a", gate=False)
+        [mine] = engine.store.ls()
+    monkeypatch.setenv("KVQUILT_STORE_DIR", str(tmp_path))
+    for key in ("", f"{mine.key.namespace}/", f"{'0' * 32}/{mine.key.digest[:6]}"):
+        assert CliRunner().invoke(app, ["store", "rm", key], prog_name="kvquilt").exit_code == 2
+    with Store.open(tmp_path, 0) as store:
+        assert len(store.ls()) == 1
+    assert CliRunner().invoke(app, ["store", "rm", mine.key.digest[:6]], prog_name="kvquilt").exit_code == 0

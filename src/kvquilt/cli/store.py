@@ -115,9 +115,12 @@ def rm(
 
 
 def _find(store: Store, written: str) -> SegmentKey:
-    """The one stored key that equals `written` or whose digest begins with it."""
-    digest = written.rpartition("/")[2]
-    found = [row.key for row in store.ls() if str(row.key) == written or row.key.digest.startswith(digest)]
+    """The one stored key that equals `written` or whose digest begins with it, in the namespace written before it."""
+    namespace, _, digest = written.rpartition("/")
+    if not digest:
+        raise InputError("KEY", "must be a key, or the beginning of its digest", written)
+    rows = store.ls(namespace or None)
+    found = [row.key for row in rows if row.key.digest.startswith(digest)]
     exact = [key for key in found if str(key) == written]
     if len(exact or found) != 1:
         rule = "several segments begin so" if found else "no such segment; see `kvquilt store ls`"
