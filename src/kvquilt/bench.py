@@ -285,10 +285,9 @@ def _disk_child(
     with open_engine(plan, settings, Path(folder)) as engine:
         # a served model has run before: warm its kernels on the question's shape, over slots of no meaning
         placement = place_runs(engine.prompt(question, documents).runs(engine.model.tokenizer))
-        cache = engine.model.pool.acquire(placement.tokens + 1)
-        cache.slot_keys.zero_()
-        cache.slot_values.zero_()
-        for _ in range(2):
-            repair(engine.model, cache, placement.ids, [placement.span(len(placement.runs) - 1)])
-        engine.model.pool.release(cache)
+        with engine.model.pool.lend(placement.tokens + 1) as cache:
+            cache.slot_keys.zero_()
+            cache.slot_values.zero_()
+            for _ in range(2):
+                repair(engine.model, cache, placement.ids, [placement.span(len(placement.runs) - 1)])
         pipe.send_bytes(json.dumps(_first_token_ms(engine, documents, question, "none")).encode())

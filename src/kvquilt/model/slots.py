@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -56,8 +60,8 @@ class SlotCache(Cache):
     """Slots of one request (or of one compile batch).
 
     Attributes:
-        keys: ``[layers, batch, kv_heads, capacity, key_dim]``; values likewise with value_dim. Owned and private:
-            stored segments are copied in and never written.
+        slot_keys: ``[layers, batch, kv_heads, capacity, key_dim]``; `slot_values` likewise with value_dim. Owned and
+            private: stored segments are copied in and never written.
         filled: slots in use, always a prefix of the capacity. What lies behind is garbage and never read.
     """
 
@@ -77,6 +81,15 @@ class SlotCache(Cache):
         return self.slot_keys.nbytes + self.slot_values.nbytes
 
 
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """Caches that are out, their bytes, and the bytes of the one kept for the next request."""
+
+    lent: int
+    lent_bytes: int
+    spare_bytes: int
+
+
 class SlotPool:
     """Hands out slot caches and keeps the last one that came back.
 
@@ -91,30 +104,76 @@ class SlotPool:
         self._dtype, self._device = dtype, device
         self._spare: SlotCache | None = None
         self._lock = threading.Lock()
-        self.lent = 0
+        self._out: WeakSet[SlotCache] = WeakSet()  # weak: a cache that is dropped is a fault, but no memory
+        self._lent = 0
+
+    @property
+    def lent(self) -> int:
+        """Caches acquired and not given back, those that were dropped included."""
+        return self._lent
 
     def acquire(self, capacity: int, batch: int = 1) -> SlotCache:
-        """An empty cache with room for at least `capacity` tokens; give it back with `release`."""
+        """An empty cache with room for at least `capacity` tokens; give it back with `release`, once."""
         with self._lock:
-            spare, self.lent = self._spare, self.lent + 1
+            spare = self._spare
             # the slack bound keeps a huge buffer from serving, and being held by, small requests
             if spare is not None and batch == 1 and capacity <= spare.capacity <= 4 * capacity + 1024:
                 self._spare = None
                 spare.filled = 0
-                return spare
+                return self._lend(spare)
         room = -(-capacity // 64) * 64
         key_dim, value_dim = self._dims
         shape = (self._layers, batch, self._heads, room)
-        return SlotCache(
+        fresh = SlotCache(
             torch.empty(*shape, key_dim, dtype=self._dtype, device=self._device),
             torch.empty(*shape, value_dim, dtype=self._dtype, device=self._device),
         )
+        with self._lock:
+            return self._lend(fresh)
 
     def release(self, cache: SlotCache) -> None:
+        """Take `cache` back; whoever gave it must not touch it again.
+
+        Raises:
+            IntegrityError: this pool has not lent it, or has it back already: two requests would write into it.
+        """
         with self._lock:
-            self.lent -= 1
+            if cache not in self._out:
+                raise IntegrityError(
+                    "slot pool: a cache came back that is not lent: of another pool, or given back twice"
+                )
+            self._out.discard(cache)
+            self._lent -= 1
             if cache.slot_keys.shape[1] == 1:
                 self._spare = cache
+
+    @contextmanager
+    def lend(self, capacity: int, batch: int = 1) -> Iterator[SlotCache]:
+        """`acquire` for a block that does not hand the cache on; released at its end."""
+        cache = self.acquire(capacity, batch)
+        try:
+            yield cache
+        finally:
+            self.release(cache)
+
+    def stats(self) -> PoolStats:
+        with self._lock:
+            out, spare = sum(cache.nbytes for cache in self._out), self._spare
+            return PoolStats(self._lent, out, 0 if spare is None else spare.nbytes)
+
+    def check_integrity(self) -> None:
+        """Raise `IntegrityError` with the first broken invariant."""
+        with self._lock:
+            out, spare = list(self._out), self._spare
+            if len(out) != self._lent:
+                raise IntegrityError(
+                    f"slot pool: {self._lent - len(out)} lent caches were dropped and never given back"
+                )
+            if spare is not None and (spare in out or spare.slot_keys.shape[1] != 1):
+                raise IntegrityError("slot pool: the spare cache is lent at the same time, or holds a batch")
+            over = [cache for cache in out if not 0 <= cache.filled <= cache.capacity]
+            if over:
+                raise IntegrityError(f"slot pool: a cache of {over[0].capacity} slots says {over[0].filled} are filled")
 
     def grow(self, cache: SlotCache, capacity: int) -> SlotCache:
         """`cache` if it has the room, else a larger one with the filled slots copied; the old one is released."""
@@ -126,3 +185,8 @@ class SlotPool:
         larger.filled = cache.filled
         self.release(cache)
         return larger
+
+    def _lend(self, cache: SlotCache) -> SlotCache:
+        self._out.add(cache)
+        self._lent += 1
+        return cache
