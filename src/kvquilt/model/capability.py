@@ -12,6 +12,7 @@ from kvquilt.errors import UnsupportedModelError
 from kvquilt.model.rope import RotaryTable
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+_WITHOUT_POSITIONS = ("linear", "conv", "mamba", "recurrent", "ssm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,9 @@ def _layer_types(config: Any, count: int) -> list[str]:
     types = list(getattr(config, "layer_types", None) or ["full_attention"] * count)
     unknown = sorted(set(types) - _KNOWN_LAYERS)
     if unknown:
-        raise UnsupportedModelError(f"layers of type {', '.join(unknown)}: linear or recurrent state has no positions")
+        stateful = all(any(word in kind for word in _WITHOUT_POSITIONS) for kind in unknown)
+        reason = "linear or recurrent state has no positions" if stateful else "not implemented here"
+        raise UnsupportedModelError(f"layers of type {', '.join(unknown)}: {reason}")
     return types
 
 

@@ -178,8 +178,7 @@ class LanguageModel:
         """
         ids = _probe_ids(self.hf)
         count = ids.shape[1]
-        here, there = self.pool.acquire(count), self.pool.acquire(count)
-        try:
+        with self.pool.lend(count) as here, self.pool.lend(count) as there:
             self.forward(ids, RowPlan(torch.arange(count), count), here, 0)
             self.forward(ids, RowPlan(torch.arange(count), count, offset=_PROBE_SHIFT), there, 0)
             for layer, table in enumerate(self.capability.tables):
@@ -189,15 +188,14 @@ class LanguageModel:
                 self._expect(moved, fresh, f"keys of layer {layer} do not move by their rotary table")
             plan = RowPlan(torch.arange(1, count), count)
             masked = self.forward(ids[:, 1:], plan, here, count - 1)
-            self._expect(masked, stock[:, 1:], "its attention is not plain causal attention, and would be left out")
-            self._expect_windows(plan.windows)
-        finally:
-            self.pool.release(here)
-            self.pool.release(there)
+        self._expect(masked, stock[:, 1:], "its attention is not plain causal attention, and would be left out")
+        self._expect_windows(plan.windows)
 
     def _expect_windows(self, given: list[int | None]) -> None:
         """Refuse a window that is in the mask alone (Qwen2-MoE, PhiMoE): a plan brings masks of its own."""
-        calls = max(1, len(given) // self.capability.layers)  # some attend more than once in a layer
+        calls, rest = divmod(len(given), self.capability.layers)  # some attend more than once in a layer
+        if rest or not calls:
+            raise UnsupportedModelError(f"{self.name}: some of its layers attend by themselves, past every mask")
         for layer, window in enumerate(self.capability.windows):
             seen = given[layer * calls]
             if seen != window and min(w for w in (seen, window) if w is not None) < self.capability.max_length:
