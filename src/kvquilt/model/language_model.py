@@ -16,7 +16,7 @@ from kvquilt.identity import Fingerprint, digest_fields
 from kvquilt.model import attention
 from kvquilt.model.attention import KeysWritten, RowPlan, active
 from kvquilt.model.capability import Capability, inspect
-from kvquilt.model.single_row import single_row_products
+from kvquilt.model.single_row import SingleRowProducts
 from kvquilt.model.slots import SlotCache, SlotPool
 
 _PROBE_SHIFT = 37
@@ -49,6 +49,7 @@ class LanguageModel:
     capability: Capability
     fingerprint: Fingerprint
     pool: SlotPool
+    products: SingleRowProducts
     threads: int
     stop_ids: frozenset[int]
     layer_weights: int  # that every row passes: all parameters of the decoder layers
@@ -82,6 +83,7 @@ class LanguageModel:
             capability=capability,
             fingerprint=_fingerprint(hf, tokenizer, capability, weights),
             pool=pool,
+            products=SingleRowProducts(hf),
             threads=torch.get_num_threads(),
             stop_ids=_stop_ids(hf, tokenizer),
             layer_weights=sum(p.numel() for p in _layers(hf).parameters()),
@@ -127,7 +129,7 @@ class LanguageModel:
         """
         positions = (plan.rows + plan.offset).to(self.device)[None]
         one_row = ids.numel() == 1 and self.dtype == torch.bfloat16 and self.device.type == "cpu"
-        products = single_row_products(self.hf) if one_row else nullcontext()
+        products = self.products.installed() if one_row else nullcontext()
         with self._lock, torch.inference_mode(), active(plan), products, _counting(self.hf, counter):
             inputs: dict[str, Any] = {
                 "input_ids": ids.to(self.device),

@@ -4,35 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
 
-@contextmanager
-def single_row_products(model: torch.nn.Module) -> Iterator[None]:
-    """Let the linear layers of `model` take a matrix-vector product for a single row, inside the block.
+class SingleRowProducts:
+    """Lets the linear layers of a model take a matrix-vector product for a single row, where that is switched on.
 
     torch's general product leaves a third of the memory bandwidth unused there: 210 products of SmolLM2 take 27 ms, as
     matrix-vector products 17 ms, of about 42 ms per decoded token. Both sum in fp32 and round once.
     """
-    layers = [m for m in model.modules() if type(m) is torch.nn.Linear]
-    for layer in layers:
-        layer.__dict__["forward"] = _product(layer)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.__dict__["forward"]
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        # once, not per token: walking the modules and making the functions takes 0.8 ms for 210 layers
+        self._forwards = [(m, _product(m)) for m in model.modules() if type(m) is torch.nn.Linear]
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Replace the layers' `forward` inside the block; for one thread at a time."""
+        try:
+            for layer, forward in self._forwards:
+                layer.__dict__["forward"] = forward
+            yield
+        finally:
+            for layer, _ in self._forwards:
+                layer.__dict__.pop("forward", None)
 
 
 def _product(layer: torch.nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
-    weight, bias, width = layer.weight, layer.bias, layer.in_features
+    parameters: dict[str, Any] = layer._parameters  # the dictionary, not its content: a weight may be replaced later
 
     def forward(rows: torch.Tensor) -> torch.Tensor:
-        if rows.numel() != width:
+        weight, bias = parameters["weight"], parameters["bias"]
+        if rows.numel() != weight.shape[1]:
             return linear(rows, weight, bias)
-        row = rows.reshape(width)
+        row = rows.reshape(-1)
         out = torch.mv(weight, row) if bias is None else torch.addmv(bias, weight, row)
         return out.view(*rows.shape[:-1], -1)
 
