@@ -20,6 +20,7 @@ from kvquilt.decode import Sampling
 from kvquilt.errors import ConfigError, ContextLengthError, InputError, UnsupportedModelError
 from kvquilt.model.attention import RowPlan, active, attend
 from kvquilt.model.language_model import LanguageModel
+from kvquilt.model.single_row import SingleRowProducts
 from kvquilt.store import Store
 from tests.engines import QUESTION, at_rest, documents, make_engine
 from tests.models import model_from
@@ -176,3 +177,12 @@ def test_rm_by_key_keeps_to_the_namespace_and_needs_a_digest(tmp_path: Path, mon
     with Store.open(tmp_path, 0) as store:
         assert len(store.ls()) == 1
     assert CliRunner().invoke(app, ["store", "rm", mine.key.digest[:6]], prog_name="kvquilt").exit_code == 0
+
+
+def test_a_layer_s_forward_that_somebody_else_replaced_is_called_and_stays() -> None:
+    """As accelerate does to move weights; it was bypassed for every decoded bf16 token, and then gone."""
+    layer = torch.nn.Linear(8, 8)
+    hooked = layer.__dict__["forward"] = lambda rows: torch.full_like(rows, 7.0)
+    with torch.inference_mode(), SingleRowProducts(layer).installed():
+        assert torch.equal(layer(torch.ones(1, 1, 8)), torch.full((1, 1, 8), 7.0))
+    assert layer.__dict__["forward"] is hooked

@@ -23,13 +23,17 @@ class SingleRowProducts:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Replace the layers' `forward` inside the block; for one thread at a time."""
+        """Replace the layers' `forward` inside the block; for one thread at a time.
+
+        A layer whose `forward` somebody replaced already (accelerate does, to move weights) is left to that.
+        """
+        free = [(layer, forward) for layer, forward in self._forwards if "forward" not in layer.__dict__]
         try:
-            for layer, forward in self._forwards:
+            for layer, forward in free:
                 layer.__dict__["forward"] = forward
             yield
         finally:
-            for layer, _ in self._forwards:
+            for layer, _ in free:
                 layer.__dict__.pop("forward", None)
 
 
