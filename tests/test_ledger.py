@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import FrozenInstanceError
 
 import pytest
 
 from kvquilt import Document
-from kvquilt.ledger import DocumentUse, Fallback, Ledger, Provenance
+from kvquilt.ledger import DocumentUse, Fallback, FallbackReason, Ledger, Provenance
 from kvquilt.reading import flops
 from kvquilt.repair.presets import METHODS
 from tests.engines import QUESTION, documents, make_engine
@@ -37,7 +38,7 @@ def test_it_survives_json() -> None:
 
 def test_the_table_names_documents_fallbacks_and_the_method_asked_for() -> None:
     text = sample().table()
-    for part in ("tiny: full (asked: auto)", "a[b]/c", "exact 30", "inline 10", "75% not computed", "25.0% of a full",
+    for part in ("tiny: full (asked: auto)", "a[b]/c", "exact 30", "inline 10", "75% reused", "25.0% of a full",
                  "disk 3.0 MB", "gate_refused: none: mean KL [bold] 0.5"):  # fmt: skip
         assert part in text, part
     assert "asked" not in Ledger(method="none", asked="none").table()
@@ -102,6 +103,22 @@ def test_brackets_in_an_id_are_not_markup() -> None:
 
 def test_fallbacks_and_uses_are_immutable() -> None:
     with pytest.raises(FrozenInstanceError):
-        Fallback("a", "b").reason = "c"  # type: ignore[misc]
+        Fallback("no_verdict", "b").reason = "c"  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
         sample().documents[0].why = "c"  # type: ignore[misc]
+
+
+def test_a_fallback_has_one_of_the_known_reasons_and_equals_its_text() -> None:
+    fallback = Fallback("gate_refused", "x")
+    assert fallback.reason is FallbackReason.GATE_REFUSED
+    assert fallback.reason == "gate_refused"
+    assert json.loads(json.dumps(sample().as_dict()))["fallbacks"][0]["reason"] == "gate_refused"
+    with pytest.raises(ValueError, match="no_reason"):
+        Fallback("no_reason", "x")
+
+
+def test_a_fallback_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "kvquilt"):
+        Ledger().fall_back(FallbackReason.NOTHING_REUSED, "every document was computed")
+    [record] = caplog.records
+    assert (record.levelname, record.getMessage()) == ("WARNING", "nothing_reused: every document was computed")

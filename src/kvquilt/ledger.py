@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from io import StringIO
 from typing import Any
+
+_log = logging.getLogger("kvquilt")
 
 
 class Provenance(StrEnum):
@@ -21,12 +24,31 @@ class Provenance(StrEnum):
     INLINE = "inline"
 
 
+class FallbackReason(StrEnum):
+    """Why something cheaper did not happen."""
+
+    NO_VERDICT = "no_verdict"  # the gate has not measured this model and writer
+    UNHEALTHY_MODEL = "unhealthy_model"  # an endpoint check failed
+    GATE_REFUSED = "gate_refused"
+    LOAD_FAILED = "load_failed"  # stored, but unusable; compiled anew
+    NOTHING_REUSED = "nothing_reused"
+    VERDICT_NOT_STORED = "verdict_not_stored"
+
+
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Something cheaper was expected and did not happen. `reason` is a short code, `detail` a sentence."""
+    """Something cheaper was expected and did not happen.
+
+    Attributes:
+        reason: a `FallbackReason` or its value, which equals it; kept as the former.
+        detail: a sentence; ids and numbers, never text of a document.
+    """
 
     reason: str
     detail: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", FallbackReason(self.reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +79,10 @@ class Ledger:
         forward_tokens: rows that passed the model by stage (``compile``, ``read``, ``decode``), counted by hooks.
         token_layers: the same rows times the layers they passed.
         bytes_read: bytes of keys and values by tier.
-        seconds: by stage; ``first_token`` runs from the call to the first token and includes the stages before it.
+        seconds: by stage. ``first_token``: the stages up to the first token, ``prompt`` (tokenising, ranking, placing)
+            included; what passes between the call of `stream` and its first iteration is not. ``total``: ``prompt``
+            and all from the first iteration to the end of the stream, the caller's own time between two pieces
+            included.
         flops: estimated floating-point operations of ``read`` (and of ``compile``, if any); `flops_full` those of a
             full prefill of the same prompt.
         documents: in prompt order. Ids only, never text.
@@ -87,11 +112,14 @@ class Ledger:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
 
     def fall_back(self, reason: str, detail: str) -> None:
+        """Note a `FallbackReason` and log it as a warning: ids and numbers only."""
         self.fallbacks.append(Fallback(reason, detail))
+        # marked, so that who shows the ledger can leave it out of what is shown of the log
+        _log.warning("%s: %s", reason, detail, extra={"in_ledger": True})
 
     @property
     def reused_share(self) -> float:
-        """Share of prompt tokens that were not computed in this request's prompt."""
+        """Share of prompt tokens whose keys and values came from the store or from this request's compiling."""
         kept = self.tokens[Provenance.EXACT] + self.tokens[Provenance.REUSED] + self.tokens[Provenance.CORRECTED]
         return kept / max(1, sum(self.tokens.values()))
 
@@ -120,7 +148,7 @@ class Ledger:
         out.print(table)
         counts = "  ".join(f"{name} {count}" for name, count in self.tokens.items() if count)
         forward = "  ".join(f"{name} {count}" for name, count in self.forward_tokens.items())
-        out.print(f"prompt tokens    {counts}   ({self.reused_share:.0%} not computed)")
+        out.print(f"prompt tokens    {counts}   ({self.reused_share:.0%} reused)")
         out.print(f"forward tokens   {forward}")
         out.print("seconds          " + "  ".join(f"{k} {v:.3f}" for k, v in self.seconds.items()))
         if self.bytes_read:
