@@ -1,6 +1,7 @@
 """Bad input: one clear line, the right exit code, JSON where asked; and nothing heavy loaded."""
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from kvquilt.cli.app import EPILOG, ExitCode, exit_code
+from kvquilt.cli.app import EPILOG, exit_code
 from kvquilt.cli.ask import reuse_failed
-from kvquilt.cli.common import _finite
+from kvquilt.cli.common import ExitCode, _finite
 from kvquilt.errors import ConfigError, ModelNotFoundError, NumericsError, PromptError, StoreUnavailableError
 from kvquilt.ledger import Ledger
 from tests.cli.conftest import Run
@@ -147,3 +148,10 @@ def test_help_and_config_show_load_no_torch() -> None:
     for arguments in (["--help"], ["ask", "--help"], ["config", "show"]):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
         assert done.stderr == "[]\n"
+
+
+def test_remarks_leave_out_what_the_ledger_shows(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("store", "stats")  # installs the handler
+    Ledger().fall_back("load_failed", "stands in the ledger")
+    logging.getLogger("kvquilt.model").warning("the memo is gone")
+    assert capsys.readouterr().err == "kvquilt: warning: the memo is gone\n"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvquilt import bench
+from kvquilt import Document, bench
 from kvquilt.answer import Stream
+from kvquilt.cli import demo
 from kvquilt.engine import Engine
 from kvquilt.store import files
 from tests.cli.conftest import Run
@@ -202,3 +203,34 @@ def test_bench_writes_what_was_measured_and_passes_its_plan_on(
     assert json.loads(out.read_text()) == run("bench", "ttft", "--json", "-").json
     assert (plans[0].model, plans[0].context_tokens, plans[0].documents) == (str(model), 512, 4)
     assert run("bench", "ttft", "--context-tokens", 1).code == 2
+
+
+@pytest.mark.parametrize("out", ["file/ttft.json", "file/below/ttft.json", "."])
+def test_bench_refuses_an_output_it_cannot_write_before_it_measures(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    def measured(*rest: object, **named: object) -> None:
+        raise AssertionError("measured for nothing")
+
+    monkeypatch.setattr(bench, "run_ttft", measured)
+    (tmp_path / "file").write_text("")
+    outcome = run("bench", "ttft", "--json", tmp_path / out)
+    assert outcome.code == 2
+    assert "--json" in outcome.err
+
+
+def test_a_fallback_is_shown_once(run: Run, docs: Path) -> None:
+    outcome = ask(run, docs, "--method", "none", "--policy", "auto")
+    assert outcome.code == 5
+    assert outcome.err.count("no_verdict") == 1
+
+
+def test_demo_calls_only_its_own_model_weak(run: Run, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    few = [Document(document.text[:60], id=document.id) for document in demo._documents()]
+    monkeypatch.setattr(demo, "_documents", lambda: few)
+    monkeypatch.setattr(demo, "_ANSWER_TOKENS", 2)
+    monkeypatch.setenv("KVQUILT_GATE_SECONDS", "0.1")
+    outcome = run("demo")
+    assert outcome.code == 0, outcome.err
+    assert "Time to the first token" in outcome.out
+    assert "SmolLM2" not in outcome.out

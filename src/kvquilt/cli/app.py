@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,22 +10,8 @@ import typer
 from typer.core import TyperGroup
 
 from kvquilt.cli import ask, bench, compile, config, demo, doctor, explain, models, store
-from kvquilt.cli.common import CONFIG, FLAGS, echo_json, wants_json, warn
+from kvquilt.cli.common import CONFIG, FLAGS, ExitCode, echo_json, wants_json, warn
 from kvquilt.errors import InputError, KvquiltError, ModelError, StoreError
-
-
-class ExitCode(IntEnum):
-    """What the process ends with."""
-
-    OK = 0
-    FAILURE = 1
-    USAGE = 2
-    MODEL = 3
-    STORE = 4
-    NO_REUSE = 5
-    GATE = 6
-    INTERRUPTED = 130
-
 
 EPILOG = (
     "Exit codes: 0 ok; 1 unexpected failure; 2 usage or input error; 3 model missing, unsupported or without finite "
@@ -43,9 +28,11 @@ def exit_code(error: KvquiltError) -> ExitCode:
 
 
 class Remarks(logging.Handler):
-    """The library's log as remarks on stderr."""
+    """The library's log as remarks on stderr, but for what stands in the ledger that the verb shows."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "in_ledger", False):
+            return
         warn(f"{record.levelname.lower()}: {record.getMessage()}")
 
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from kvquilt.cli.common import Device, Dtype, Json, ModelFlag, Tenant, Threads, echo_json, settings_of, warn
+from kvquilt.cli.common import Device, Dtype, ExitCode, Json, ModelFlag, Tenant, Threads, echo_json, settings_of, warn
 from kvquilt.cli.work import check_path, open_engine, passages_in
 from kvquilt.errors import InputError
-
-if TYPE_CHECKING:
-    from kvquilt.ledger import Ledger
+from kvquilt.ledger import FallbackReason, Ledger
 
 LAST_ANSWER = "last-answer.json"
-NO_REUSE = 5
 
 
 def ask(
@@ -84,7 +81,7 @@ def ask(
     for fallback in ledger.fallbacks:
         warn(f"{fallback.reason}: {fallback.detail}")
     if reuse_failed(settings.method, ledger):
-        raise typer.Exit(NO_REUSE)
+        raise typer.Exit(ExitCode.NO_REUSE)
 
 
 def reuse_failed(asked: str, ledger: Ledger) -> bool:
@@ -93,7 +90,7 @@ def reuse_failed(asked: str, ledger: Ledger) -> bool:
     `auto` expects only what the gate allows, so going to full prefill on its verdict is no failure.
     """
     explicit = asked not in ("auto", "full") and ledger.method != asked
-    return explicit or any(fallback.reason == "nothing_reused" for fallback in ledger.fallbacks)
+    return explicit or any(fallback.reason == FallbackReason.NOTHING_REUSED for fallback in ledger.fallbacks)
 
 
 def _account(ledger: Ledger) -> dict[str, Any]:

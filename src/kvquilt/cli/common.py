@@ -7,12 +7,27 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from kvquilt.config import Settings, Sources
+
+
+class ExitCode(IntEnum):
+    """What the process ends with."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    MODEL = 3
+    STORE = 4
+    NO_REUSE = 5
+    GATE = 6
+    INTERRUPTED = 130
+
 
 CONFIG, FLAGS, JSON = "kvquilt.config", "kvquilt.flags", "kvquilt.json"
 

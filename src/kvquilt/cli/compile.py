@@ -11,6 +11,7 @@ import typer
 from kvquilt.cli.common import (
     Device,
     Dtype,
+    ExitCode,
     Json,
     ModelFlag,
     Tenant,
@@ -23,8 +24,6 @@ from kvquilt.cli.common import (
 )
 from kvquilt.cli.doctor import show_report
 from kvquilt.cli.work import check_path, open_engine, passages_in
-
-NOT_STORED = 4
 
 
 def compile_documents(
@@ -71,4 +70,4 @@ def compile_documents(
     if stored.failures:
         reasons = ", ".join(f"{reason} {count}" for reason, count in stored.failures.items())
         warn(f"error: segments could not be stored in {settings.store_dir}: {reasons}")
-        raise typer.Exit(NOT_STORED)
+        raise typer.Exit(ExitCode.STORE)

@@ -20,6 +20,7 @@ from kvquilt.cli.common import (
     size,
 )
 from kvquilt.cli.doctor import show_report
+from kvquilt.cli.models import EMBEDDED
 from kvquilt.cli.work import open_engine
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def demo(
                        "ledger": answers[0]["retrieved-document"].ledger.as_dict(), "store": place})  # fmt: skip
             return
         _show(rows, answers, place)
+        if settings.model == EMBEDDED:
+            say("SmolLM2-135M is a weak model, good for showing the mechanics; use a stronger one for answers.")
 
 
 def _documents() -> list[Document]:
@@ -135,4 +138,3 @@ def _show(rows: list[dict[str, Any]], answers: list[dict[str, Answer]], place: d
         "`kvquilt doctor` measures on your own documents which of them is safe."
     )
     typer.echo(f"\nThe store is {place['directory']}: {place['segments']} segments, {size(place['bytes'])}.")
-    typer.echo("SmolLM2-135M is a weak model, good for showing the mechanics; use a stronger one for answers.")

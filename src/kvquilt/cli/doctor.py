@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvquilt.cli.common import Device, Dtype, Json, Tenant, Threads, echo_json, echo_table, progress, settings_of
+from kvquilt.cli.common import (
+    Device,
+    Dtype,
+    ExitCode,
+    Json,
+    Tenant,
+    Threads,
+    echo_json,
+    echo_table,
+    progress,
+    settings_of,
+)
 from kvquilt.cli.work import check_path, open_engine, passages_in
 
 if TYPE_CHECKING:
     from kvquilt.gate import DoctorReport
-
-GATE_FAILED = 6
 
 
 def doctor(
@@ -50,7 +59,7 @@ def doctor(
     else:
         show_report(report)
     if not report.healthy or not any(verdict.passed for verdict in report.verdicts):
-        raise typer.Exit(GATE_FAILED)
+        raise typer.Exit(ExitCode.GATE)
 
 
 def show_report(report: DoctorReport) -> None:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvquilt.cli.common import Device, Dtype, Json, echo_json, echo_table, settings_of
+from kvquilt.cli.common import Device, Dtype, ExitCode, Json, echo_json, echo_table, settings_of
 from kvquilt.cli.work import quiet_libraries
 from kvquilt.errors import InputError, UnsupportedModelError, nearest
 
 if TYPE_CHECKING:
     from kvquilt.config import Settings
 
-UNSUPPORTED = 3
 EMBEDDED = "smollm2"
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Models on this machine and what they allow.")
@@ -45,7 +44,7 @@ def check(
     else:
         echo_table(("property", "value"), [(name, _plain(value)) for name, value in row.items()])
     if not row["reusable"]:
-        raise typer.Exit(UNSUPPORTED)
+        raise typer.Exit(ExitCode.MODEL)
 
 
 @app.command("list")

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvquilt.cli.common import Json, Tenant, echo_json, echo_table, settings_of, size
+from kvquilt.cli.common import ExitCode, Json, Tenant, echo_json, echo_table, settings_of, size
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
     from kvquilt.identity import SegmentKey
     from kvquilt.store import Store
-
-DAMAGED = 4
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The place where compiled segments are kept.")
 
@@ -78,7 +76,7 @@ def verify(
             typer.echo(f"{each['key']}: {each['reason']}")
         typer.echo(f"{report.checked} checked, {len(damaged)} damaged, {report.removed} removed")
     if report.removed < len(damaged):
-        raise typer.Exit(DAMAGED)
+        raise typer.Exit(ExitCode.STORE)
 
 
 @app.command()
