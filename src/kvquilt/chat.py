@@ -10,7 +10,7 @@ import datetime
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvquilt.document import Document, Inline, Part, check_text
 from kvquilt.errors import InputError, PromptError
@@ -81,6 +81,15 @@ def continuation_parts(
     return parts[messages.index(1) + 1 :]
 
 
+class _Held(NamedTuple):
+    """What a sentinel stands for: `parts` of the message with this index; may the template drop it, or move it?"""
+
+    message: int
+    parts: list[Part]
+    may_drop: bool
+    may_move: bool
+
+
 class _Marks:
     """Sentinels, each standing for one text of one message."""
 
@@ -90,7 +99,7 @@ class _Marks:
         while any(f"\ue000{nonce}." in text for text in texts):
             nonce += 1
         self._nonce = nonce
-        self._held: list[tuple[int, list[Part], bool, bool]] = []
+        self._held: list[_Held] = []
 
     def add(self, message: int, parts: list[Part], role: str) -> str:
         """The sentinel for `parts` of `messages[message]`.
@@ -98,7 +107,7 @@ class _Marks:
         The template may drop an assistant's text (reasoning, earlier turns) and move a system message (Mistral's puts
         it before the last question); every other text must appear once and in order.
         """
-        self._held.append((message, parts, role == "assistant", role == "system"))
+        self._held.append(_Held(message, parts, may_drop=role == "assistant", may_move=role == "system"))
         return f"\ue000{self._nonce}.{len(self._held) - 1}\ue001"
 
     def replace(self, text: str) -> list[Part]:
@@ -108,24 +117,23 @@ class _Marks:
         """The parts of the rendered text, and for each the index of its message, ``None`` for template text."""
         pieces = re.split(f"\ue000{self._nonce}\\.(\\d+)\ue001", text)
         order = [int(n) for n in pieces[1::2]]
-        for n, (owner, _, optional, _) in enumerate(self._held):
-            if (count := order.count(n)) != 1 and not (optional and count == 0):
+        for n, held in enumerate(self._held):
+            if (count := order.count(n)) != 1 and not (held.may_drop and count == 0):
                 how = "drops or rewrites" if count == 0 else "repeats"
-                raise PromptError(f"messages[{owner}]", f"the model's chat template {how} this message's text")
-        turns = [n for n in order if not self._held[n][3]]
+                raise PromptError(f"messages[{held.message}]", f"the model's chat template {how} this message's text")
+        turns = [n for n in order if not self._held[n].may_move]
         for n, after in itertools.pairwise(turns):
             if n > after:
-                raise PromptError(f"messages[{self._held[n][0]}]", "the model's chat template moves it out of order")
+                raise PromptError(
+                    f"messages[{self._held[n].message}]", "the model's chat template moves it out of order"
+                )
         parts: list[Part] = []
         origins: list[int | None] = []
-        message: int | None
         for n, piece in enumerate(pieces):
-            if n % 2 == 0:
-                message, held = None, _template(piece)
-            else:
-                message, held, _, _ = self._held[int(piece)]
-            parts += held
-            origins += [message] * len(held)
+            mark = self._held[int(piece)] if n % 2 else None
+            new = _template(piece) if mark is None else mark.parts
+            parts += new
+            origins += [None if mark is None else mark.message] * len(new)
         return parts, origins
 
 

@@ -103,11 +103,13 @@ def read_folder(path: str | Path, *, formats: Collection[str] = FORMATS) -> tupl
         if (suffix := _format(file)) not in formats:
             continue
         name = _relative(file, base)
-        outcome = _read(file, suffix)
-        if isinstance(outcome, str) and outcome.strip():
-            files.append(SourceFile(name, outcome, suffix))
-        else:
-            skipped.append(Skipped(name, "empty" if isinstance(outcome, str) else outcome.reason))
+        try:
+            text = _read(file, suffix)
+            if not text.strip():
+                raise _UnreadableError("empty")
+            files.append(SourceFile(name, text, suffix))
+        except _UnreadableError as refusal:
+            skipped.append(Skipped(name, str(refusal)))
     return sorted(files, key=lambda f: f.path), sorted(skipped, key=lambda s: s.path)
 
 
@@ -192,28 +194,31 @@ def _relative(path: Path, base: Path) -> str:
     return os.fsencode(relative).decode("utf-8", "replace")
 
 
-def _read(path: Path, suffix: str) -> str | Skipped:
-    name = path.name
+class _UnreadableError(Exception):
+    """Why a file has no text to give."""
+
+
+def _read(path: Path, suffix: str) -> str:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            return Skipped(name, "not a regular file")
+            raise _UnreadableError("not a regular file")
         if suffix == ".pdf":
             return _read_pdf(path)
         raw = path.read_bytes()
     except OSError as error:
-        return Skipped(name, f"unreadable: {error.strerror or type(error).__name__}")
+        raise _UnreadableError(f"unreadable: {error.strerror or type(error).__name__}") from error
     if b"\x00" in raw:
-        return Skipped(name, "binary: it has NUL bytes")
+        raise _UnreadableError("binary: it has NUL bytes")
     try:
         text = raw.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
         return html_text(text) if suffix == ".html" else text
     except UnicodeDecodeError as error:
-        return Skipped(name, f"not UTF-8 (at byte {error.start})")
+        raise _UnreadableError(f"not UTF-8 (at byte {error.start})") from None
     except AssertionError:  # html.parser on a malformed declaration
-        return Skipped(name, "damaged HTML")
+        raise _UnreadableError("damaged HTML") from None
 
 
-def _read_pdf(path: Path) -> str | Skipped:
+def _read_pdf(path: Path) -> str:
     try:
         import pypdf
     except ImportError:
@@ -223,10 +228,10 @@ def _read_pdf(path: Path) -> str | Skipped:
         with path.open("rb") as stream:
             reader = pypdf.PdfReader(stream)
             if reader.is_encrypted:
-                return Skipped(path.name, "encrypted PDF")
+                raise _UnreadableError("encrypted PDF")
             text = "\n\n".join(page.extract_text() for page in reader.pages)
-    except OSError:
+    except (OSError, _UnreadableError):
         raise
-    except Exception as error:  # noqa: BLE001  a damaged PDF raises whatever its parser stumbles over
-        return Skipped(path.name, f"damaged PDF: {type(error).__name__}")
+    except Exception as error:  # a damaged PDF raises whatever its parser stumbles over
+        raise _UnreadableError(f"damaged PDF: {type(error).__name__}") from error
     return text.replace("\x00", "").encode("utf-8", "replace").decode()
