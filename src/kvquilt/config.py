@@ -43,7 +43,9 @@ class Settings(BaseSettings):
     cache_dir: Folder = Field(
         default_factory=lambda: user_cache_path("kvquilt"), description="converted models and the last answer"
     )
-    models_dir: Folder | None = Field(None, description="folder with local models; names are looked up there first")
+    models_dir: Folder | None = Field(
+        None, description="folder with local models, for names that are no path from here"
+    )
     memory_bytes: ByteSize = Field(ByteSize(4 * _GIB), ge=0, description="budget of the memory tier")
     disk_bytes: ByteSize = Field(ByteSize(50 * _GIB), ge=0, description="budget of the disk tier")
     model: str = Field("smollm2", min_length=1, description="Hugging Face id, local path, GGUF file or smollm2")

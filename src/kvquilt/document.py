@@ -57,7 +57,7 @@ class Inline:
     Attributes:
         text: the text; ``repr`` does not show it.
         control: ``True`` for text of the model's own template, whose control tokens are parsed. ``False`` for a user's
-            text, in which ``<|im_end|>`` is nine characters and never a control token.
+            text, in which ``<|im_end|>`` is ten characters and never a control token.
     """
 
     text: str = field(repr=False)

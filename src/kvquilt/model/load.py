@@ -35,7 +35,8 @@ def load_model(
     """Load a model for reuse; works without a network for everything that is on this machine.
 
     Args:
-        name_or_path: Hugging Face id, folder, ``.gguf`` file, a name inside `settings.models_dir`, or ``smollm2``.
+        name_or_path: folder or ``.gguf`` file, else a name inside `settings.models_dir`, else ``smollm2`` or a Hugging
+            Face id.
         dtype: ``bfloat16``, ``float16`` or ``float32``; the model's own if not given (bfloat16 for GGUF files).
         device: a torch device; CUDA if there is one, else the CPU.
         threads: sets torch's thread count for the process; left alone if not given.
