@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvquilt.store import DiskTier, Failure, FailureReason, Hit, Miss, MissReason, Store, Stored, index
+from kvquilt.store import DiskTier, Failure, FailureReason, Hit, Miss, MissReason, Store, Stored, disk, index
 from kvquilt.store.counts import Counts
 from tests.store.segments import key_of, make, same, wanted
 
@@ -382,3 +382,31 @@ def test_many_uses_are_written_in_the_background(tmp_path: Path, monkeypatch: py
     assert len(database.rows()) == 100
     database.close()
     assert counts.hits == 0
+
+
+def test_listing_waits_for_no_writer_of_another_process(tier: DiskTier) -> None:
+    assert readable(tier, 1)
+    before = time.monotonic()
+    with closing(sqlite3.connect(tier.files.base / "index.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert next(tier.rows()).frequency == 1, "the use is still to be written"
+        stats = tier.stats()
+        assert (stats.segments, stats.failures) == (1, {}), "to find it busy is no failure"
+        other.execute("ROLLBACK")
+    assert time.monotonic() - before < index._BUSY_SECONDS / 2
+    assert next(tier.rows()).frequency == 2
+    assert tier._index is not None
+    assert tier._index._db.execute("PRAGMA busy_timeout").fetchone() == (index._BUSY_SECONDS * 1000,)
+
+
+def test_what_was_verified_is_remembered_within_bounds(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "_VERIFIED_FILES", 2)
+    for number in (2, 3):
+        tier.put(key_of(make(number)), make(number))
+    for number in (1, 2, 3, 1):
+        assert readable(tier, number)
+        assert len(tier._verified) <= 2
+    for key in list(tier._verified):
+        os.unlink(tier.files.path(key))  # as another process evicts
+        assert isinstance(tier.get(key, ()), Miss)
+    assert tier._verified == {}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kvquilt.store.base import Failure, FailureReason, Miss, MissReason
+from kvquilt.store.base import Failure, FailureReason, Miss, MissReason, TierStats
 
 if TYPE_CHECKING:
     from kvquilt.identity import SegmentKey
@@ -44,6 +44,21 @@ class Counts:
     def evicted(self, count: int) -> None:
         with self._lock:
             self.evictions += count
+
+    def stats(self, segments: int, size: int, budget: int | None, pinned: int) -> TierStats:
+        """What the tier holds, with everything counted so far."""
+        with self._lock:
+            return TierStats(
+                segments=segments,
+                bytes=size,
+                budget=budget,
+                hits=self.hits,
+                misses=dict(self.misses),
+                evictions=self.evictions,
+                failures=dict(self.failures),
+                pinned=pinned,
+                integrity_failures=self.integrity_failures,
+            )
 
 
 class Pins:

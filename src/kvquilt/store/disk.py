@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from kvquilt.identity import SegmentKey
     from kvquilt.segment import CompiledSegment
 
+_VERIFIED_FILES = 1 << 16  # some 20 MB of keys; a file beyond is verified again when it is next read
+
 
 class DiskTier:
     """Segments below `root`, shared with any number of processes; bytes are file sizes.
@@ -72,6 +74,7 @@ class DiskTier:
         except DamageError as damage:
             return self._counts.miss(damage.reason)
         except FileNotFoundError:
+            self._forget(key)  # another process evicted it
             if self._index is not None:
                 self._index.missed(key)
             return self._counts.miss(MissReason.ABSENT)
@@ -152,18 +155,7 @@ class DiskTier:
         else:
             sizes = [size for _, size in self.files.scan()]
             segments, size = len(sizes), sum(sizes)
-        counts = self._counts
-        return TierStats(
-            segments=segments,
-            bytes=size,
-            budget=self.budget,
-            hits=counts.hits,
-            misses=dict(counts.misses),
-            evictions=counts.evictions,
-            failures=dict(counts.failures),
-            pinned=len(self._pins),
-            integrity_failures=counts.integrity_failures,
-        )
+        return self._counts.stats(segments, size, self.budget, len(self._pins))
 
     def check_integrity(self) -> None:
         """Index and files agree, and the budget is kept. Contents are the business of `verify`."""
@@ -208,11 +200,21 @@ class DiskTier:
             raise DamageError(refusal)
         if self._verified.get(key) != identity:
             verify_checksum(raw, header)
-            with self._verified_lock:
-                self._verified[key] = identity
+            self._remember(key, identity)
         if raw[header.ids_at :] != pack_ids(ids):
             raise DamageError(MissReason.COLLISION)
         return segment
+
+    def _remember(self, key: SegmentKey, identity: tuple[int, int, int]) -> None:
+        """Verified once, a file is not verified again while it is the same; the oldest are forgotten."""
+        with self._verified_lock:
+            self._verified[key] = identity
+            while len(self._verified) > _VERIFIED_FILES:
+                del self._verified[next(iter(self._verified))]
+
+    def _forget(self, key: SegmentKey) -> None:
+        with self._verified_lock:
+            self._verified.pop(key, None)
 
     def _excess(self, cursor: sqlite3.Cursor, key: SegmentKey, size: int) -> int | None:
         """Bytes to evict so that `key` can take `size`; None if others' holds forbid it."""
@@ -247,8 +249,7 @@ class DiskTier:
                 needed -= size
 
     def _unlink(self, key: SegmentKey) -> bool:
-        with self._verified_lock:
-            self._verified.pop(key, None)
+        self._forget(key)
         try:
             os.unlink(self.files.path(key))
         except FileNotFoundError:

@@ -131,18 +131,38 @@ class Index:
         except sqlite3.Error as error:
             raise StoreUnavailableError(f"store index: {error}") from error
 
-    def flush(self) -> None:
-        """Apply pending uses; if the index cannot take them now (a full disk), they stay pending."""
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Cursor]:
+        """A cursor for queries that wait for no other process: pending uses are applied only if nobody is writing.
+
+        Raises:
+            StoreUnavailableError: the index fails.
+        """
+        try:
+            with self._lock:
+                self.flush(wait=False)
+                yield self._db.cursor()
+        except sqlite3.Error as error:
+            raise StoreUnavailableError(f"store index: {error}") from error
+
+    def flush(self, wait: bool = True) -> None:
+        """Apply pending uses; if the index cannot take them now (a full disk), they stay pending.
+
+        Args:
+            wait: for another process that is writing; without it they stay pending, which is no error.
+        """
         with self._pending_lock:
             pending, self._pending = self._pending, {}
             missing, self._missing = self._missing, set()
         if not pending and not missing:
             return
         try:
-            with self._lock, self._begun() as cursor:
+            with self._lock, self._patience(_BUSY_SECONDS if wait else 0), self._begun() as cursor:
                 self._apply(cursor, pending, missing)
-        except sqlite3.Error:
-            self._on_error()
+        except sqlite3.Error as error:
+            busy = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF == sqlite3.SQLITE_BUSY
+            if wait or not busy:
+                self._on_error()
             with self._pending_lock:
                 self._pending = pending | self._pending
                 self._missing |= missing
@@ -150,13 +170,13 @@ class Index:
     def rows(self, namespace: str | None = None) -> list[Row]:
         where = "" if namespace is None else "WHERE namespace = ?"
         query = f"SELECT namespace, digest, tokens, bytes, frequency, last_use FROM segments {where}"
-        with self.exclusive() as cursor:
+        with self.reading() as cursor:
             found = cursor.execute(query, () if namespace is None else (namespace,)).fetchall()
         return [Row(SegmentKey(row[0], row[1]), *row[2:]) for row in found]
 
     def totals(self) -> tuple[int, int]:
         """Segments and bytes."""
-        with self.exclusive() as cursor:
+        with self.reading() as cursor:
             return total(cursor)
 
     def close(self) -> None:
@@ -167,6 +187,15 @@ class Index:
             if self._finalizer.alive:
                 self.flush()
                 self._finalizer()
+
+    @contextmanager
+    def _patience(self, seconds: float) -> Iterator[None]:
+        """How long the connection waits for another process inside the block."""
+        self._db.execute(f"PRAGMA busy_timeout = {seconds * 1000:.0f}")
+        try:
+            yield
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}")
 
     @contextmanager
     def _begun(self) -> Iterator[sqlite3.Cursor]:

@@ -122,18 +122,7 @@ class MemoryTier:
 
     def stats(self) -> TierStats:
         with self._lock:
-            counts = self._counts
-            return TierStats(
-                segments=len(self._entries),
-                bytes=self._bytes,
-                budget=self.budget,
-                hits=counts.hits,
-                misses=dict(counts.misses),
-                evictions=counts.evictions,
-                failures=dict(counts.failures),
-                pinned=len(self._pins),
-                integrity_failures=counts.integrity_failures,
-            )
+            return self._counts.stats(len(self._entries), self._bytes, self.budget, len(self._pins))
 
     def check_integrity(self) -> None:
         with self._lock:
