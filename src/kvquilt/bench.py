@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from kvquilt.config import Settings
 from kvquilt.engine import Engine
-from kvquilt.errors import InputError
+from kvquilt.errors import InputError, ModelError
 from kvquilt.model.load import resolve
 from kvquilt.placement import place_runs
 from kvquilt.prompt import Document
@@ -71,7 +73,7 @@ def environment() -> dict[str, Any]:
     except (OSError, subprocess.CalledProcessError):
         commit = "not a git checkout"
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([Path(sys.argv[0]).name, *map(portable, sys.argv[1:])]),
         "commit": commit,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -79,6 +81,16 @@ def environment() -> dict[str, Any]:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
         "threads": torch.get_num_threads(),
     }
+
+
+def portable(argument: str) -> str:
+    """The argument without the directories of a path that means something on this machine only.
+
+    ``--json=/home/me/x.json`` becomes ``--json=x.json``; relative paths and Hugging Face ids stay.
+    """
+    flag, equals, value = argument.rpartition("=") if argument.startswith("-") else ("", "", argument)
+    path = Path(value)
+    return f"{flag}{equals}{path.name}" if path.is_absolute() or path.parts[:1] in (("~",), ("..",)) else argument
 
 
 def run_ttft(plan: TtftPlan, settings: Settings | None = None, progress: Progress | None = None) -> dict[str, Any]:
@@ -93,7 +105,7 @@ def run_ttft(plan: TtftPlan, settings: Settings | None = None, progress: Progres
             samples = _first_tokens(engine, documents, question, plan.rounds, say)
             rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             say("decoding and compiling beside plain transformers")
-            stock = _stock(plan, settings)
+            stock = _stock(plan, settings, engine.model.device)
             samples |= _decoding(engine, stock, documents, question, plan.rounds)
             samples |= _compiling(engine, stock, plan.rounds)
             tokens = len(engine.prompt(question, documents).ids(engine.model.tokenizer))
@@ -103,8 +115,8 @@ def run_ttft(plan: TtftPlan, settings: Settings | None = None, progress: Progres
     figures = {name: statistics.median(values) for name, values in samples.items()}
     return {
         **environment(),
-        "plan": asdict(plan),
-        "model": plan.model,
+        "plan": asdict(plan) | {"model": portable(plan.model)},
+        "model": portable(plan.model),
         "seed": 0,
         "threads": threads,
         "prompt_tokens": tokens,
@@ -189,11 +201,11 @@ def _first_tokens(
     return samples
 
 
-def _stock(plan: TtftPlan, settings: Settings) -> Any:
-    """Plain transformers, untouched by kvquilt."""
+def _stock(plan: TtftPlan, settings: Settings, device: torch.device) -> Any:
+    """Plain transformers, untouched by kvquilt, on the device that the engine runs on."""
     source = resolve(plan.model, plan.dtype, settings)
     dtype = getattr(torch, plan.dtype) if plan.dtype else "auto"
-    return AutoModelForCausalLM.from_pretrained(source, dtype=dtype).eval()
+    return AutoModelForCausalLM.from_pretrained(source, dtype=dtype).eval().to(device)
 
 
 def _decoding(
@@ -223,7 +235,8 @@ def _decoding(
         began = time.perf_counter()
         with torch.inference_mode():
             stock.generate(
-                torch.tensor([ids]), cache=cache, attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+                torch.tensor([ids], device=stock.device), cache=cache,
+                attention_mask=torch.ones(1, len(ids), dtype=torch.int64, device=stock.device),
                 max_new_tokens=_DECODE_TOKENS, min_new_tokens=_DECODE_TOKENS, do_sample=False, pad_token_id=0,
             )  # fmt: skip
         theirs.append(_DECODE_TOKENS / (time.perf_counter() - began))
@@ -252,8 +265,8 @@ def _compiling(engine: Engine, stock: Any, rounds: int) -> dict[str, list[float]
                 mine = time.perf_counter() - began
             began = time.perf_counter()
             with torch.inference_mode():
-                for row in ids:
-                    stock(row[None], use_cache=True, logits_to_keep=1)
+                for row in ids.to(stock.device):
+                    stock(row[None], use_cache=True, logits_to_keep=1).logits.cpu()  # waits for an accelerator
             stock_seconds = time.perf_counter() - began
             if n:
                 samples[ours].append(size * count / mine)
@@ -273,9 +286,26 @@ def _from_disk(
         child = context.Process(target=_disk_child, args=arguments)
         child.start()
         theirs.close()
-        times.append(float(json.loads(ours.recv_bytes())))
-        child.join()
+        times.append(_received(ours, child))
     return times
+
+
+def _received(pipe: Connection, child: BaseProcess) -> float:
+    """The one number that `child` sends.
+
+    Raises:
+        ModelError: it ended without one, or badly after it; what it wrote to stderr says why.
+    """
+    try:
+        value = float(json.loads(pipe.recv_bytes()))
+    except EOFError:
+        value = None
+    child.join()
+    if value is None or child.exitcode:
+        raise ModelError(
+            f"bench: the process that reads from disk ended with exit code {child.exitcode}; see its error above"
+        )
+    return value
 
 
 def _disk_child(
