@@ -7,6 +7,7 @@ from importlib.metadata import metadata, requires
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 import kvquilt
 
@@ -70,5 +71,7 @@ def test_every_dependency_is_pinned_explained_and_uncapped() -> None:
         assert f"| {name} |" in explained, name
 
 
-def test_the_type_marker_is_shipped() -> None:
-    assert (Path(kvquilt.__file__).parent / "py.typed").exists()
+def test_the_wheel_holds_every_module_and_the_type_marker() -> None:
+    shipped = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
+    modules = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
+    assert shipped == modules | {"kvquilt/py.typed"}
