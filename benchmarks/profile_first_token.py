@@ -20,7 +20,7 @@ import torch
 from torch.profiler import profile
 
 from kvquilt.answer import step
-from kvquilt.bench import TtftPlan, environment, open_engine, texts
+from kvquilt.bench import TtftPlan, environment, open_engine, portable, texts
 from kvquilt.config import Settings
 from kvquilt.ledger import Ledger
 from kvquilt.placement import place_runs
@@ -42,7 +42,12 @@ def main() -> None:
     settings = Settings.resolve()[0]
     with tempfile.TemporaryDirectory() as folder, open_engine(plan, settings, Path(folder)) as engine:
         parts = _parts(engine, plan)
-        result = {**environment(), "model": plan.model, "seed": 0, "parts": {k: _measure(f) for k, f in parts.items()}}
+        result = {
+            **environment(),
+            "model": portable(plan.model),
+            "seed": 0,
+            "parts": {k: _measure(f) for k, f in parts.items()},
+        }
     options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
@@ -56,14 +61,14 @@ def _parts(engine: Any, plan: TtftPlan) -> dict[str, Callable[[], Any]]:
     cache = engine.ask(question, documents, method="none", max_new_tokens=1).take_cache()
     cache = engine.model.pool.grow(cache, cache.filled + 200)
     tail = placement.span(len(placement.runs) - 1)
-    last = placement.documents()[-1]
+    with_target = place_runs(placement.runs, target=len(documents) - 1)
 
     def place() -> None:
         engine.model.pool.release(assemble(engine.model, placement, segments, placement.tokens))
 
     def recompute() -> None:
         method = METHODS["retrieved-document"]
-        _, used = engine.reader.read(placement, method, last, None, Ledger(), 0)
+        _, used = engine.reader.read(with_target, method, None, Ledger(), 0)
         engine.model.pool.release(used)
 
     return {

@@ -28,7 +28,7 @@ from kvquilt.ledger import Ledger
 from kvquilt.model.attention import RowPlan
 from kvquilt.model.load import load_model
 from kvquilt.placement import Placement, place_runs
-from kvquilt.prompt import Document, Run
+from kvquilt.prompt import Document
 from kvquilt.repair.presets import METHODS
 from kvquilt.retrieval import rank
 from kvquilt.store import Store
@@ -90,21 +90,20 @@ def _measure(engines: dict[str, Engine], item: Any, length: str) -> dict[str, An
     runs = any_engine.prompt(item.question, documents).runs(any_engine.model.tokenizer)
     scores = rank(item.question, documents)
     targets = {"known": item.gold, "bm25": max(range(len(scores)), key=scores.__getitem__)}
-    truth = _answer(any_engine, place_runs(runs), "full", None)
+    truth = _answer(any_engine, place_runs(runs), "full")
     arms = {"full": _score(truth, item.answer)}
     for encoding, engine in engines.items():
         engine.compile(documents, gate=False)
-        arms[f"none, {encoding}"] = _compare(engine, place_runs(runs), "none", None, truth, item.answer)
+        arms[f"none, {encoding}"] = _compare(engine, place_runs(runs), "none", truth, item.answer)
         seen: dict[int, dict[str, Any]] = {}
         for ranking, target in targets.items():
             if target not in seen:
                 placement = place_runs(runs, METHODS["retrieved-document"].order, target)
-                spot = placement.documents()[-1]
-                seen[target] = _compare(engine, placement, "retrieved-document", spot, truth, item.answer)
+                seen[target] = _compare(engine, placement, "retrieved-document", truth, item.answer)
             arms[f"retrieved-document, {encoding}, {ranking}"] = seen[target]
     last = place_runs(runs, METHODS["retrieved-document"].order, item.gold)
     if len(documents) == 5:
-        arms["full, asked document last"] = _score(_answer(any_engine, last, "full", None), item.answer)
+        arms["full, asked document last"] = _score(_answer(any_engine, last, "full"), item.answer)
     return {
         "answer": item.answer,
         "tokens": place_runs(runs).tokens,
@@ -113,10 +112,10 @@ def _measure(engines: dict[str, Engine], item: Any, length: str) -> dict[str, An
     }
 
 
-def _answer(engine: Engine, placement: Placement, method: str, target: int | None) -> dict[str, Any]:
+def _answer(engine: Engine, placement: Placement, method: str) -> dict[str, Any]:
     """Greedy answer with the logits of every step."""
     model, ledger = engine.model, Ledger()
-    logits, cache = engine.reader.read(placement, METHODS[method], target, None, ledger, _NEW)
+    logits, cache = engine.reader.read(placement, METHODS[method], None, ledger, _NEW)
     steps, ids = [logits[-1]], []
     while len(ids) < _NEW:
         token = int(steps[-1].argmax())
@@ -132,14 +131,12 @@ def _answer(engine: Engine, placement: Placement, method: str, target: int | Non
     return {"ids": ids, "logits": torch.stack(steps), "text": text, "first_token_s": first, "ledger": ledger}
 
 
-def _compare(
-    engine: Engine, placement: Placement, method: str, target: int | None, truth: dict[str, Any], gold: str
-) -> dict[str, Any]:
+def _compare(engine: Engine, placement: Placement, method: str, truth: dict[str, Any], gold: str) -> dict[str, Any]:
     """The arm's own answer, and its distributions along full prefill's answer."""
-    own = _answer(engine, placement, method, target)
-    forced = place_runs([*placement.runs, Run(tuple(truth["ids"][:-1]))]) if len(truth["ids"]) > 1 else placement
+    own = _answer(engine, placement, method)
+    forced = placement.followed_by(tuple(truth["ids"][:-1]))
     rows = len(truth["ids"])
-    logits, cache = engine.reader.read(forced, METHODS[method], target, None, Ledger(), 0, rows)
+    logits, cache = engine.reader.read(forced, METHODS[method], None, Ledger(), 0, rows)
     engine.model.pool.release(cache)
     p, q = truth["logits"].log_softmax(-1), logits.log_softmax(-1)
     return {

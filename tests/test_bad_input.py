@@ -70,7 +70,6 @@ CASES: dict[str, tuple[Callable[[Engine], object], str]] = {
     "a number for policy": (lambda e: e.ask(QUESTION, documents(), policy=3), "policy"),  # type: ignore[arg-type]
     "a list for policy": (lambda e: e.ask(QUESTION, documents(), policy=["auto"]), "policy"),  # type: ignore[arg-type]
     "unknown policy": (lambda e: e.ask(QUESTION, documents(), policy="never"), "policy"),
-    "unknown option": (lambda e: e.ask(QUESTION, documents(), temprature=1.0), "temprature"),
     "bad temperature": (lambda e: e.ask(QUESTION, documents(), temperature=-1), "temperature"),
     "bad top_p": (lambda e: e.ask(QUESTION, documents(), top_p=0), "top_p"),
     "bad top_k": (lambda e: e.ask(QUESTION, documents(), top_k=-1), "top_k"),
@@ -97,8 +96,6 @@ def test_the_field_is_named_and_nothing_is_lost(engine: Engine, name: str) -> No
         ({"method": "retreived-document"}, "did you mean 'retrieved-document'"),
         ({"method": "epic"}, "valid: auto, full, none, retrieved-document"),
         ({"policy": "alway"}, "did you mean 'always'"),
-        ({"max_tokens": 3}, "did you mean 'max_new_tokens'"),
-        ({"topk": 3}, "did you mean 'top_k'"),
     ],
 )
 def test_unknown_names_come_with_the_nearest(engine: Engine, options: dict[str, Any], hint: str) -> None:

@@ -101,7 +101,7 @@ def test_what_is_not_refused_equals_the_stock_model_at_both_ends(name: str) -> N
         ("full", full_prefill(untouched, placement.ids)[-9:]),
         ("none", pure_reuse(untouched, placement)),
     ):
-        out, cache = reader.read(placement, METHODS[method], None, None, Ledger(), 0, 9)
+        out, cache = reader.read(placement, METHODS[method], None, Ledger(), 0, 9)
         model.pool.release(cache)
         assert close(out, truth)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 
@@ -46,7 +47,8 @@ def read(
     read_with: Reader, placement: Placement, method: str, target: int | None = None, logits: int = 1
 ) -> tuple[torch.Tensor, Ledger]:
     ledger = Ledger()
-    out, cache = read_with.read(placement, METHODS[method], target, None, ledger, 0, logits)
+    aimed = dataclasses.replace(placement, target=target)
+    out, cache = read_with.read(aimed, METHODS[method], None, ledger, 0, logits)
     read_with.model.pool.release(cache)
     return out, ledger
 

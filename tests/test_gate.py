@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvquilt import Engine
+from kvquilt import Document, Engine, Store
 from kvquilt.endpoints import Check
 from kvquilt.errors import InputError
 from kvquilt.gate import DoctorReport, Verdict, note_name
@@ -41,7 +41,9 @@ def report_of(engine: Engine, *verdicts: tuple[str, bool], healthy: bool = True,
             fingerprint=engine.model.fingerprint.digest,
             writer=engine.writer.digest,
             checks=(Check("shifted", healthy, 0.5, 0.1),),
-            verdicts=tuple(Verdict(n, ok, 0.01, 0.02, 0.9, 3, 12, "" if ok else "too far") for n, ok in verdicts),
+            verdicts=tuple(
+                Verdict(n, ok, 0.01 if ok else 9.0, 0.02, 0.95, 3, 12, 99, "" if ok else "far") for n, ok in verdicts
+            ),
             max_kl=0.1,
             min_top1=0.9,
             seconds=1.0,
@@ -59,11 +61,11 @@ def decided(engine: Engine, *verdicts: tuple[str, bool], tenant: str | None = No
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_healthy_model_passes_every_endpoint_check(family: str) -> None:
     engine = make_engine(family, settings=LENIENT)
-    report = engine.doctor(documents(3), prompts=2)
+    report = engine.doctor(documents(3), prompts=3)
     assert report.healthy, report.checks
     assert {v.method for v in report.verdicts} == {"none", "retrieved-document"}
-    assert all(v.passed and v.prompts == 2 and v.tokens >= 2 and v.mean_kl >= 0 for v in report.verdicts)
-    at_rest(engine, conversations=1, lent=engine.model.pool.lent - 1)
+    assert all(v.passed and v.prompts == 3 and v.tokens >= 3 and v.reused and v.mean_kl >= 0 for v in report.verdicts)
+    at_rest(engine, conversations=0, lent=engine.model.pool.lent)
     engine.close()
 
 
@@ -74,7 +76,7 @@ FAULTS = [(fault, family) for fault in ("theta", "halves") for family in ("llama
 def test_a_wrong_rotation_fails_the_gate_and_auto_answers_like_full_prefill(fault: str, family: str) -> None:
     healthy, broken = make_engine(family), make_engine(planted(family, fault), settings=LENIENT)
     docs = documents()
-    report = broken.doctor(docs, prompts=2)
+    report = broken.doctor(docs, prompts=3)
     assert not report.healthy
     assert not any(v.passed for v in report.verdicts)
     assert "layer-0 keys and values of a moved document" in [c.name for c in report.checks if not c.passed]
@@ -116,7 +118,7 @@ def test_nan_inside_a_check_fails_it(monkeypatch: pytest.MonkeyPatch) -> None:
         out[..., 0] = float("nan")
 
     monkeypatch.setattr(RotaryTable, "rotate", broken)
-    report = engine.doctor(documents(3), prompts=2)
+    report = engine.doctor(documents(3), prompts=3)
     assert not report.healthy
     assert engine.ask(QUESTION, documents()).ledger.method == "full"
     engine.close()
@@ -126,7 +128,7 @@ def test_nan_inside_a_check_fails_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_verdict_is_found_again_after_a_restart_and_only_there(tmp_path: Path) -> None:
     with make_engine("llama", tmp_path, settings=LENIENT) as engine:
         assert engine.verdict() is None
-        report = engine.doctor(documents(3), prompts=1)
+        report = engine.doctor(documents(3), prompts=3)
         assert engine.verdict() == report
         assert engine.verdict("acme") is None
     with make_engine("llama", tmp_path) as engine:
@@ -144,7 +146,7 @@ def test_a_verdict_is_found_again_after_a_restart_and_only_there(tmp_path: Path)
 
 def test_another_tenant_is_measured_on_its_own() -> None:
     engine = make_engine("llama", settings=LENIENT)
-    engine.doctor(documents(3), "acme", prompts=1)
+    engine.doctor(documents(3), "acme", prompts=3)
     assert engine.verdict("acme") is not None
     assert engine.verdict() is None
     assert engine.ask(QUESTION, documents(), tenant="acme").ledger.method == "retrieved-document"
@@ -171,7 +173,7 @@ def test_auto_runs_the_first_method_that_passed(
     assert (ledger.asked, ledger.method) == ("auto", runs)
     assert [f.reason for f in ledger.fallbacks] == ([reason] if reason else [])
     if reason is not None:
-        assert "policy" in ledger.fallbacks[0].detail, "the way out is named"
+        assert "name a method" in ledger.fallbacks[0].detail, "the way out is named"
     engine.close()
 
 
@@ -203,7 +205,7 @@ def test_an_unhealthy_model_refuses_every_reuse_under_policy_auto() -> None:
 
 def test_a_method_fails_by_its_own_figures_and_says_which() -> None:
     engine = make_engine("llama", settings=STRICT)
-    report = engine.doctor(documents(4), prompts=2)
+    report = engine.doctor(documents(4), prompts=3)
     assert report.healthy
     verdict = report.verdict("none")
     assert verdict is not None
@@ -240,16 +242,16 @@ def test_the_gate_ends_in_time_but_measures_three_prompts() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_any_number_of_documents_can_be_examined(count: int) -> None:
     engine = make_engine("llama", settings=LENIENT)
-    report = engine.doctor(documents(count), prompts=2)
+    report = engine.doctor(documents(count), prompts=3)
     assert report.healthy
-    assert all(0 < v.prompts <= 2 for v in report.verdicts)
+    assert all(v.prompts == 3 for v in report.verdicts)
     engine.close()
 
 
 def test_the_gate_works_without_documents_of_the_user_and_with_one_longer_than_it_samples() -> None:
     engine = make_engine("llama", settings=LENIENT)
-    assert engine.doctor(prompts=1).healthy
-    assert engine.doctor(documents(1, characters=2000), prompts=1).healthy
+    assert engine.doctor(prompts=3).healthy
+    assert engine.doctor(documents(1, characters=2000), prompts=3).healthy
     engine.close()
 
 
@@ -259,3 +261,44 @@ def test_a_report_survives_json() -> None:
     assert DoctorReport.from_dict(report.as_dict()) == report
     engine.close()
     assert tiny("llama").pool.lent == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 6])
+def test_a_verdict_is_never_given_where_nothing_was_approximate(count: int) -> None:
+    """A document alone stands behind an exact prefix: no limit can pass there without measuring anything."""
+    engine = make_engine("llama", settings=STRICT)
+    report = engine.doctor(documents(count), prompts=3)
+    assert all(v.reused > 0 and not v.passed for v in report.verdicts)
+    engine.close()
+
+
+def test_fewer_prompts_than_needed_give_no_pass() -> None:
+    engine = make_engine("llama", settings=LENIENT)
+    report = engine.doctor(documents(4), prompts=2)
+    assert [v.passed for v in report.verdicts] == [False, False]
+    assert "3 are needed" in report.verdicts[0].reason
+    engine.close()
+
+
+def test_the_limits_in_force_decide_not_those_of_the_measurement() -> None:
+    store = Store.open(None, 1 << 28)
+    Engine(tiny(), store, LENIENT).doctor(documents(4), prompts=3)
+    assert Engine(tiny(), store, LENIENT).ask(QUESTION, documents(4)).ledger.method == "retrieved-document"
+    strict = Engine(tiny(), store, STRICT).ask(QUESTION, documents(4)).ledger
+    assert strict.method == "full"
+    assert strict.fallbacks[0].reason == "gate_refused"
+
+
+def test_a_verdict_of_another_version_counts_as_none() -> None:
+    engine = make_engine("llama", settings=LENIENT)
+    engine.store.write_note(namespace(None), note_name(engine), {"verdicts": [], "of": "tomorrow"})
+    assert engine.ask(QUESTION, documents(2)).ledger.fallbacks[0].reason == "no_verdict"
+    engine.close()
+
+
+def test_long_documents_are_cut_not_left_out() -> None:
+    engine = make_engine("llama", settings=STRICT)
+    long = [Document(f"{n} " + "the quick brown fox jumps " * 60, id=str(n)) for n in range(4)]
+    report = engine.doctor(long, prompts=3)
+    assert all(v.reused > 0 for v in report.verdicts)
+    engine.close()

@@ -195,8 +195,7 @@ def test_provenance_covers_every_token_once_after_any_edit(
         target = 0 if held and method.selector.probe == "retriever" else None
         placement = place_runs(runs, method.order, target)
         ledger = Ledger()
-        spot = placement.documents()[-1] if target is not None else None
-        _, cache = reader.read(placement, method, spot, None, ledger, 0)
+        _, cache = reader.read(placement, method, None, ledger, 0)
         model.pool.release(cache)
         assert sum(ledger.tokens.values()) == placement.tokens
         assert [(d.start, d.tokens) for d in ledger.documents] == [

@@ -85,7 +85,7 @@ def test_one_document_is_exact_behind_the_opening(engine: Engine) -> None:
     out = {}
     for name in ("full", "none"):
         ledger = Ledger()
-        logits, cache = engine.reader.read(place_runs(runs), METHODS[name], None, None, ledger, 0)
+        logits, cache = engine.reader.read(place_runs(runs), METHODS[name], None, ledger, 0)
         engine.model.pool.release(cache)
         out[name] = logits.log_softmax(-1)
     assert ledger.tokens[Provenance.REUSED] == 0

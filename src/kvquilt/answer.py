@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from inspect import GEN_CREATED, getgeneratorstate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -87,17 +87,43 @@ class Answer:
         """
         return self._live.take()
 
-    def follow_up(self, question: str, **sampling: Any) -> Answer:
-        """Ask the next question of this conversation from its live cache; see `Engine.ask` for `sampling`.
+    def follow_up(
+        self,
+        question: str,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Answer:
+        """Ask the next question of this conversation from its live cache; the options are those of `Engine.ask`.
 
         Raises:
             ConversationError: the live cache is gone.
         """
-        return self.stream_follow_up(question, **sampling).result()
+        return self.stream_follow_up(
+            question, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed,
+            stop=stop,
+        ).result()  # fmt: skip
 
-    def stream_follow_up(self, question: str, **sampling: Any) -> Stream:
-        """`follow_up`, streamed."""
-        return self._engine.continue_from(self._live, self.ledger, self.prompt_tokens, question, **sampling)
+    def stream_follow_up(
+        self,
+        question: str,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Stream:
+        """`follow_up`, streamed. A live cache that is gone raises with the first piece."""
+        sampling = self._engine.sampling(
+            max_new_tokens, stop, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+        )
+        return self._engine.continue_from(self._live, self.ledger, self.prompt_tokens, question, sampling)
 
 
 class Stream:
@@ -220,7 +246,7 @@ def _decode(
     finally:
         ledger.forward_tokens["decode"] += counter.rows
         ledger.token_layers += counter.token_layers
-        ledger.seconds["total"] = time.perf_counter() - began
+        ledger.seconds["total"] = ledger.seconds.get("prompt", 0.0) + time.perf_counter() - began
         pending = ids[cache.filled - prompt_tokens :]
         live = Live(cache, pending, tenant)
         if reason in ("cancelled", "failed"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvquilt.context import check_document_fits
 from kvquilt.gate import DoctorReport
@@ -12,7 +13,9 @@ from kvquilt.ledger import Ledger
 from kvquilt.prompt import Document, segment_ids
 from kvquilt.reading import Reader
 from kvquilt.segment import CompiledSegment
+from kvquilt.store import Store
 
+log = logging.getLogger(__name__)
 Compile = Callable[[list[int]], Iterator[tuple[int, CompiledSegment]]]
 _PORTION = 64  # segments of a finished portion need not stay in memory while the next is compiled
 
@@ -23,10 +26,13 @@ class CompileReport:
 
     Attributes:
         documents: all of them; `compiled` now, `stored_before` by anyone.
-        tokens, bytes: of all documents; bytes of keys and values.
-        seconds: without the gate.
+        tokens: of all documents; `bytes` of keys and values of their distinct segments.
+        seconds: without the gate, storing included.
         forward_tokens: rows that passed the model, counted by hooks, padding of batches included.
+        failures: segments that no longer could be stored, by tier and reason; they are compiled again when needed.
         gate: the closing measurement, if there was one.
+
+    What was stored before is not read here: `kvquilt store verify` does that, and a damaged segment is a miss later.
     """
 
     documents: int
@@ -36,6 +42,7 @@ class CompileReport:
     bytes: int
     seconds: float
     forward_tokens: int
+    failures: dict[str, int] = field(default_factory=dict)
     gate: DoctorReport | None = None
 
 
@@ -58,8 +65,10 @@ def compile_documents(
     # one text under two ids is one segment and counts for both
     copies = Counter(keys)
     at = {key: i for i, key in enumerate(keys)}
-    missing = [at[key] for key in copies if not reader.store.contains(key)]
+    # the slowest tier keeps things: what is in memory only, since the disk was full, is written down now
+    missing = [at[key] for key in copies if not reader.store.keeps(key)]
     before, done = len(keys) - sum(copies[keys[i]] for i in missing), 0
+    failures = _failures(reader.store)
     report = progress or (lambda done, total: None)
     report(before, len(keys))
     with ledger.stage("total"):
@@ -77,17 +86,30 @@ def compile_documents(
                     done += copies[keys[part[index]]]
                     report(before + done, len(keys))
 
-            with reader.store.fetch([(keys[i], segments[i]) for i in part], counted, layout=reader.layout()):
-                pass
+            wanted = [(keys[i], segments[i]) for i in part]
+            with reader.store.fetch(wanted, counted, layout=reader.layout()) as held:
+                for (key, _), found in zip(wanted, held, strict=True):
+                    if found.segment is not None and not reader.store.keeps(key):
+                        reader.store.put(key, found.segment)
     if before + done < len(keys):  # somebody else stored the rest meanwhile
         report(len(keys), len(keys))
-    tokens = sum(len(s) for s in segments)
+    new = _failures(reader.store) - failures
+    if new:
+        log.warning("segments could not be stored: %s", ", ".join(f"{k} {n}" for k, n in new.items()))
     return CompileReport(
         documents=len(documents),
         compiled=done,
         stored_before=len(keys) - done,
-        tokens=tokens,
-        bytes=tokens * model.bytes_per_token,
+        tokens=sum(len(s) for s in segments),
+        bytes=sum(len(segments[i]) for i in at.values()) * model.bytes_per_token,
         seconds=ledger.seconds["total"],
         forward_tokens=ledger.forward_tokens["compile"],
+        failures=dict(new),
+    )
+
+
+def _failures(store: Store) -> Counter[str]:
+    """Refused writes so far, by tier and reason."""
+    return Counter(
+        {f"{tier} {reason}": count for tier, stats in store.stats().items() for reason, count in stats.failures.items()}
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,21 +15,23 @@ from kvquilt.compiling import CompileReport, compile_documents
 from kvquilt.config import Settings
 from kvquilt.context import check_prompt_fits
 from kvquilt.decode import Sampling
-from kvquilt.errors import ContextLengthError, InputError, nearest
+from kvquilt.errors import ContextLengthError, InputError, PromptError
 from kvquilt.gate import DoctorReport, examine, note_name
+from kvquilt.gate_samples import builtin_documents
 from kvquilt.identity import namespace
 from kvquilt.ledger import Ledger
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.load import load_model
 from kvquilt.placement import Placement, place_runs
 from kvquilt.policy import needs_verdict, resolve
-from kvquilt.prompt import Document, Prompt, check_documents, continuation, segment_ids
+from kvquilt.prompt import Document, Prompt, check_documents, continuation
 from kvquilt.reading import Reader
 from kvquilt.repair.presets import METHODS, Method
 from kvquilt.retrieval import best_document
 from kvquilt.store import Store
 from kvquilt.writers.isolated import Isolated
 
+log = logging.getLogger(__name__)
 SYSTEM = "Answer the question with the help of the documents. Be brief."
 
 
@@ -54,7 +57,10 @@ class Engine:
     ) -> None:
         self.model, self.store = model, store
         self.settings = settings or Settings.resolve()[0]
+        if conversations < 0:
+            raise InputError("conversations", "must be at least 0", conversations)
         self._system, self._conversations = system, conversations
+        self._system_role = self._has_system_role()
         preamble = self._preamble()
         if isinstance(shared_prefix, str):
             prefix = Prompt([shared_prefix]).ids(model.tokenizer)
@@ -76,28 +82,35 @@ class Engine:
         threads: int | None = None,
         store_dir: str | Path | None = None,
         settings: Settings | None = None,
-        **options: Any,
+        shared_prefix: bool | str = True,
+        system: str = SYSTEM,
+        conversations: int = 1,
     ) -> Engine:
         """Load a model and open the store.
 
         Args:
             model: see `load_model`; by default the settings' model.
             store_dir: by default the settings' (``KVQUILT_STORE_DIR``).
-            options: of `Engine`.
+            shared_prefix, system, conversations: see `Engine`.
 
         Raises:
             ModelNotFoundError, UnsupportedModelError, StoreUnavailableError.
         """
         settings = settings or Settings.resolve()[0]
         loaded = load_model(
-            model or settings.model,
-            dtype or settings.dtype,
-            device or settings.device,
-            threads or settings.threads,
+            settings.model if model is None else model,
+            settings.dtype if dtype is None else dtype,
+            settings.device if device is None else device,
+            settings.threads if threads is None else threads,
             settings,
         )
-        store = Store.open(store_dir or settings.store_dir, settings.memory_bytes, settings.disk_bytes)
-        return cls(loaded, store, settings, **options)
+        folder = settings.store_dir if store_dir is None else store_dir
+        store = Store.open(folder, settings.memory_bytes, settings.disk_bytes)
+        try:
+            return cls(loaded, store, settings, shared_prefix=shared_prefix, system=system, conversations=conversations)
+        except BaseException:
+            store.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -116,11 +129,12 @@ class Engine:
         """The prompt of `ask`: system message, documents, question, in the model's chat template if it has one."""
         if not self.model.tokenizer.chat_template:
             return Prompt.plain(self._system, documents, question)
-        content = [*documents, f"\nQuestion: {question}"]
-        messages: list[dict[str, Any]] = [
-            {"role": "system", "content": self._system},
-            {"role": "user", "content": content},
-        ]
+        content: list[str | Document] = [*documents, f"\nQuestion: {question}"]
+        if self._system and not self._system_role:
+            content.insert(0, f"{self._system}\n\n")
+        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+        if self._system and self._system_role:
+            messages.insert(0, {"role": "system", "content": self._system})
         return Prompt.chat(messages, self.model.tokenizer)
 
     def compile(
@@ -137,20 +151,38 @@ class Engine:
 
         Args:
             gate: measure for about ``settings.gate_seconds``; without it `auto` may have no verdict and prefill fully.
+                Where nothing was compiled and a verdict is stored, that one is returned.
             progress: called with documents done and documents in all.
 
         Raises:
             InputError: an empty document, one id with two texts, no documents.
             ContextLengthError: a document longer than the model's context.
         """
-        _check_tenant(tenant)
+        namespace(tenant)  # refuses one that cannot be a name, before anything is computed
         documents = check_documents(documents)
         report = compile_documents(self.reader, documents, tenant, progress)
         if not gate:
             return report
-        return replace(report, gate=self.doctor(documents, tenant, seconds=self.settings.gate_seconds))
+        verdict = self.verdict(tenant)
+        if report.compiled or verdict is None:
+            verdict = self.doctor(documents, tenant, seconds=self.settings.gate_seconds)
+        return replace(report, gate=verdict)
 
-    def ask(self, question: str | Prompt, documents: Sequence[Document] | None = None, **options: Any) -> Answer:
+    def ask(
+        self,
+        question: str | Prompt,
+        documents: Sequence[Document] | None = None,
+        *,
+        method: str | None = None,
+        policy: str | None = None,
+        tenant: str | None = None,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Answer:
         """Answer a question over documents.
 
         Args:
@@ -167,7 +199,10 @@ class Engine:
             ContextLengthError: prompt and answer do not fit; says by how many tokens and what to drop.
             NumericsError: the model produced NaN.
         """
-        return self.stream(question, documents, **options).result()
+        return self.stream(
+            question, documents, method=method, policy=policy, tenant=tenant, max_new_tokens=max_new_tokens,
+            temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop,
+        ).result()  # fmt: skip
 
     def stream(
         self,
@@ -177,13 +212,18 @@ class Engine:
         method: str | None = None,
         policy: str | None = None,
         tenant: str | None = None,
-        **sampling: Any,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
     ) -> Stream:
         """`ask`, streamed: a `Stream` of text pieces. Input errors come at once, computing starts with iteration."""
-        chosen = _sampling(sampling, self.settings)
-        asked = method or self.settings.method
-        gated = needs_verdict(asked, policy)
-        _check_tenant(tenant)
+        chosen = self.sampling(max_new_tokens, stop, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+        asked = self.settings.method if method is None else method
+        gated = needs_verdict(asked, self.settings.policy if policy is None else policy)
+        namespace(tenant)  # refuses one that cannot be a name, before anything is computed
         ledger = Ledger(asked=asked, model=self.model.name, threads=self.model.threads)
         with ledger.stage("prompt"):
             prompt = self._prompt_of(question, documents)
@@ -191,54 +231,44 @@ class Engine:
             if not runs:
                 raise InputError("question", "the prompt has no tokens")
             check_prompt_fits(self.model.capability, runs, chosen.max_new_tokens)
-            preset, fallback = resolve(asked, self.verdict(tenant)) if gated else (METHODS[asked], None)
-            if fallback is not None:
-                ledger.fallbacks.append(fallback)
+            preset = self._allowed(asked, tenant, ledger) if gated else METHODS[asked]
             # documents whose text has no tokens have no run
             held = [r.document for r in runs if r.document is not None]
             target = best_document(_user_text(prompt), held) if preset.selector.probe == "retriever" else None
             placement = place_runs(runs, preset.order, target)
-            spot = None if target is None else placement.documents()[-1 if preset.order == "target_last" else target]
-        return self.run(placement, preset, spot, tenant, chosen, ledger)
+        return self.run(placement, preset, tenant, chosen, ledger)
 
     def run(
-        self,
-        placement: Placement,
-        method: Method,
-        target: int | None,
-        tenant: str | None,
-        sampling: Sampling,
-        ledger: Ledger,
+        self, placement: Placement, method: Method, tenant: str | None, sampling: Sampling, ledger: Ledger
     ) -> Stream:
-        """Stream the answer to a placed prompt; `target` is the run index of the best-ranked document."""
+        """Stream the answer to a placed prompt."""
         ledger.method = method.name
-        return Stream(
-            self,
-            lambda: self.reader.read(placement, method, target, tenant, ledger, sampling.max_new_tokens),
-            sampling,
-            ledger,
-            tenant,
-        )
-
-    def continue_from(self, live: Live, earlier: Ledger, tokens: int, question: str, **sampling: Any) -> Stream:
-        """The next turn of a conversation, behind its live cache; reached through `Answer.follow_up`."""
-        chosen = _sampling(sampling, self.settings)
-        _check_question(question)
-        following = continuation(self.model.tokenizer, question)
-        new = [*live.pending, *following.ids(self.model.tokenizer)]
-        cached = live.cache.filled if live.cache is not None else tokens
-        over = cached + len(new) + chosen.max_new_tokens - self.model.capability.max_length
-        if over > 0:
-            raise ContextLengthError("question", f"the conversation is {over} tokens too long; start a new one")
-        ledger = Ledger(
-            method=earlier.method, asked=earlier.asked, model=earlier.model, threads=earlier.threads,
-            documents=earlier.documents, fallbacks=list(earlier.fallbacks),
-        )  # fmt: skip
 
         def read() -> Any:
-            return self.reader.extend(live.take(), new, earlier.method, ledger, chosen.max_new_tokens)
+            return self.reader.read(placement, method, tenant, ledger, sampling.max_new_tokens)
 
-        return Stream(self, read, chosen, ledger, live.tenant)
+        return Stream(self, read, sampling, ledger, tenant)
+
+    def continue_from(self, live: Live, earlier: Ledger, tokens: int, question: str, sampling: Sampling) -> Stream:
+        """The next turn of a conversation, behind its live cache; reached through `Answer.follow_up`."""
+        ledger = Ledger(
+            method=earlier.method, asked=earlier.asked, model=earlier.model, threads=earlier.threads,
+            gate=earlier.gate, fallbacks=list(earlier.fallbacks),
+        )  # fmt: skip
+        with ledger.stage("prompt"):
+            _check_question(question)
+            following = continuation(self.model.tokenizer, question)
+            new = [*live.pending, *following.ids(self.model.tokenizer)]
+        cache = live.cache  # once: another follow-up may take it meanwhile
+        cached = cache.filled if cache is not None else tokens
+        over = cached + len(new) + sampling.max_new_tokens - self.model.capability.max_length
+        if over > 0:
+            raise ContextLengthError("question", f"the conversation is {over} tokens too long; start a new one")
+
+        def read() -> Any:
+            return self.reader.extend(live.take(), new, earlier.method, ledger, sampling.max_new_tokens)
+
+        return Stream(self, read, sampling, ledger, live.tenant)
 
     def doctor(
         self,
@@ -250,14 +280,11 @@ class Engine:
         progress: Callable[[int, int], None] | None = None,
     ) -> DoctorReport:
         """Run the gate on `documents` (built-in texts if none are given) and store its verdict; see `kvquilt.gate`."""
-        _check_tenant(tenant)
-        chosen = check_documents(documents) if documents is not None else _builtin_documents()
-        room = self.model.capability.max_length // 8
-        # a sample prompt holds four documents, an answer and the template
-        fitting = [d for d in chosen if len(segment_ids(d, self.model.tokenizer)) <= room] or [
-            replace(chosen[0], text=chosen[0].text[:room])
-        ]
-        report = examine(self, fitting, tenant, seconds, prompts, progress)
+        namespace(tenant)  # refuses one that cannot be a name, before anything is computed
+        if prompts < 1:
+            raise InputError("prompts", "must be at least 1", prompts)
+        chosen = check_documents(documents) if documents is not None else builtin_documents()
+        report = examine(self, chosen, tenant, seconds, prompts, progress)
         self._reports[namespace(tenant)] = report
         return report
 
@@ -266,7 +293,11 @@ class Engine:
         space = namespace(tenant)
         if self._reports.get(space) is None:
             note = self.store.read_note(space, note_name(self))
-            self._reports[space] = None if note is None else DoctorReport.from_dict(note)
+            try:
+                self._reports[space] = None if note is None else DoctorReport.from_dict(note)
+            except (TypeError, KeyError, AttributeError):
+                log.warning("the stored gate verdict is of another version and counts as none; run doctor")
+                self._reports[space] = None
         return self._reports[space]
 
     def keep(self, live: Live) -> None:
@@ -282,6 +313,33 @@ class Engine:
         cache = live.drop()
         if cache is not None:
             self.model.pool.release(cache)
+
+    def _allowed(self, asked: str, tenant: str | None, ledger: Ledger) -> Method:
+        """What the gate's verdict makes of the method asked for; a refusal is entered into the ledger."""
+        limits = self.settings.gate_max_kl, self.settings.gate_min_top1
+        report = self.verdict(tenant)
+        preset, fallback = resolve(asked, report, *limits)
+        if fallback is not None:
+            ledger.fall_back(fallback.reason, fallback.detail)
+        elif report is not None and (verdict := report.verdict(preset.name)) is not None:
+            ledger.gate = f"{preset.name} passed: {verdict.summary}"
+        return preset
+
+    def sampling(self, max_new_tokens: int | None = None, stop: Sequence[str] = (), **options: Any) -> Sampling:
+        """`Sampling` with the settings' answer length where none is given."""
+        length = self.settings.max_new_tokens if max_new_tokens is None else max_new_tokens
+        return Sampling(stop=tuple(stop) if isinstance(stop, list) else stop, max_new_tokens=length, **options)  # type: ignore[arg-type]
+
+    def _has_system_role(self) -> bool:
+        """Whether the chat template takes a system message; where not, its text opens the user's turn."""
+        if not self.model.tokenizer.chat_template:
+            return False
+        messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
+        try:
+            Prompt.chat(messages, self.model.tokenizer)
+        except PromptError:
+            return False
+        return True
 
     def _preamble(self) -> tuple[int, ...]:
         """Ids that every prompt of `ask` begins with."""
@@ -299,35 +357,11 @@ class Engine:
         return self.prompt(question, check_documents(documents))
 
 
-def _sampling(options: dict[str, Any], settings: Settings) -> Sampling:
-    known = Sampling.__dataclass_fields__
-    for name in options:
-        if name not in known:
-            raise InputError(name, f"unknown option{nearest(name, [*known, 'method', 'policy', 'tenant'])}")
-    options.setdefault("max_new_tokens", settings.max_new_tokens)
-    if isinstance(options.get("stop"), list):
-        options["stop"] = tuple(options["stop"])
-    return Sampling(**options)
-
-
 def _check_question(question: object) -> None:
     if not isinstance(question, str) or not question.strip():
         raise InputError("question", "must be a non-empty text")
 
 
-def _check_tenant(tenant: object) -> None:
-    if tenant is not None and not isinstance(tenant, str):
-        raise InputError("tenant", "must be a string or None", type(tenant).__name__)
-
-
 def _user_text(prompt: Prompt) -> str:
     """What the user wrote beside the documents: what BM25 ranks them by."""
     return " ".join(p.text for p in prompt.parts if not isinstance(p, Document) and not p.control)
-
-
-def _builtin_documents() -> tuple[Document, ...]:
-    """Help texts of the standard library, for a gate without the user's own documents."""
-    from pydoc_data.topics import topics
-
-    names = ("assert", "break", "continue", "del", "global", "if", "import", "pass", "raise", "return", "while", "with")
-    return tuple(Document(topics[n].strip()[:900], id=n) for n in names)

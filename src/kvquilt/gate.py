@@ -7,30 +7,32 @@ questions that the model itself asks about the documents.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvquilt.answer import Answer, step
-from kvquilt.decode import Sampling
+from kvquilt.answer import step
 from kvquilt.endpoints import Check, check_endpoints
+from kvquilt.gate_samples import builtin_documents, fit_documents, sample_prompts
 from kvquilt.identity import namespace
-from kvquilt.ledger import Ledger
+from kvquilt.ledger import Ledger, Provenance
 from kvquilt.placement import Placement, place_runs
-from kvquilt.prompt import Document, Run
+from kvquilt.prompt import Document
 from kvquilt.repair.presets import AUTO_ORDER, METHODS
+from kvquilt.store import Failure
 
 if TYPE_CHECKING:
     from kvquilt.engine import Engine
 
+log = logging.getLogger(__name__)
 _ANSWER_TOKENS = 16
 _QUESTION_TOKENS = 24
-_LEAST = 3
-_DOCUMENTS = 4
+LEAST_PROMPTS = 3
 _ASK = "Write one short question about a fact that the document states."
 
 
@@ -42,7 +44,8 @@ class Verdict:
         mean_kl, p95_kl: nats per answer token, KL(full || method).
         top1: share of answer tokens whose most likely token is the same.
         prompts, tokens: how much this was measured on.
-        reason: why it failed, or "".
+        reused: document tokens that were reused without being exact; without any, nothing was measured.
+        passed, reason: under the limits of the report, see `shortfall`.
     """
 
     method: str
@@ -52,7 +55,26 @@ class Verdict:
     top1: float
     prompts: int
     tokens: int
+    reused: int
     reason: str
+
+    @property
+    def summary(self) -> str:
+        """The figures in one line."""
+        return f"mean KL {self.mean_kl:.3f}, top-1 {self.top1:.2f} on {self.prompts} sample prompts"
+
+    def shortfall(self, max_kl: float, min_top1: float) -> str:
+        """Why the method does not pass under these limits, or ""."""
+        if self.prompts < LEAST_PROMPTS:
+            return f"measured on {self.prompts} prompts, {LEAST_PROMPTS} are needed"
+        if not self.reused:
+            return "no token was reused in the sample prompts"
+        faults = []
+        if not self.mean_kl <= max_kl:
+            faults.append(f"mean KL {self.mean_kl:.3f} is above {max_kl:g}")
+        if not self.top1 >= min_top1:
+            faults.append(f"top-1 agreement {self.top1:.2f} is below {min_top1:g}")
+        return "; ".join(faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +107,8 @@ class DoctorReport:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> DoctorReport:
+        """The report of `as_dict`. Raises TypeError or KeyError for one of another version."""
+
         def rows(name: str) -> list[dict[str, Any]]:
             return [{k: math.nan if v is None else v for k, v in row.items()} for row in data[name]]
 
@@ -105,64 +129,72 @@ def examine(
 ) -> DoctorReport:
     """Run the checks, then measure every reusing method on sample prompts until `prompts` or `seconds` are used up.
 
-    At least `_LEAST` prompts are measured, however short the time: a verdict on less would be chance. The report is
+    At least `LEAST_PROMPTS` are measured, however short the time: a verdict on less would be chance. The report is
     stored for `tenant`.
     """
     began = time.perf_counter()
+    documents = fit_documents(engine, documents)
     checks = tuple(check_endpoints(engine, documents))
-    kls: dict[str, list[torch.Tensor]] = {name: [] for name in AUTO_ORDER}
-    agree: dict[str, list[torch.Tensor]] = {name: [] for name in AUTO_ORDER}
-    done = 0
-    samples = _samples(documents, prompts) if all(c.passed for c in checks) else []
-    for chosen, target in samples:
-        if done >= _LEAST and time.perf_counter() - began > seconds:
+    seen = {name: _Seen() for name in AUTO_ORDER}
+    samples = []
+    if all(c.passed for c in checks):
+        count = min(prompts, max(len(documents), LEAST_PROMPTS))
+        samples = sample_prompts(documents, fit_documents(engine, builtin_documents()), count)
+    for done, (chosen, target) in enumerate(samples):
+        if done >= LEAST_PROMPTS and time.perf_counter() - began > seconds:
             break
-        _measure(engine, chosen, target, tenant, kls, agree)
-        done += 1
+        _measure(engine, chosen, target, tenant, seen)
         if progress is not None:
-            progress(done, len(samples))
+            progress(done + 1, len(samples))
     limits = engine.settings.gate_max_kl, engine.settings.gate_min_top1
-    verdicts = tuple(_verdict(name, kls[name], agree[name], done, *limits) for name in AUTO_ORDER)
     report = DoctorReport(
         model=engine.model.name,
         fingerprint=engine.model.fingerprint.digest,
         writer=engine.writer.digest,
         checks=checks,
-        verdicts=verdicts,
+        verdicts=tuple(_verdict(name, found, *limits) for name, found in seen.items()),
         max_kl=limits[0],
         min_top1=limits[1],
         seconds=time.perf_counter() - began,
     )
-    engine.store.write_note(namespace(tenant), note_name(engine), report.as_dict())
+    outcome = engine.store.write_note(namespace(tenant), note_name(engine), report.as_dict())
+    if isinstance(outcome, Failure):
+        log.warning("the gate's verdict could not be stored (%s) and holds for this process only", outcome.reason)
     return report
 
 
 def note_name(engine: Engine) -> str:
     """Name of the stored report: another model, table, dtype or writer is another verdict."""
-    return f"gate-{engine.model.fingerprint.digest[:40]}-{engine.writer.digest[:24]}"
+    return f"gate2-{engine.model.fingerprint.digest[:40]}-{engine.writer.digest[:24]}"
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Measurements of one method: one tensor ``[answer]`` per prompt, and tokens reused."""
+
+    kls: list[torch.Tensor] = field(default_factory=list)
+    agree: list[torch.Tensor] = field(default_factory=list)
+    reused: int = 0
 
 
 def _measure(
-    engine: Engine,
-    documents: list[Document],
-    target: int,
-    tenant: str | None,
-    kls: dict[str, list[torch.Tensor]],
-    agree: dict[str, list[torch.Tensor]],
+    engine: Engine, documents: list[Document], target: int, tenant: str | None, seen: dict[str, _Seen]
 ) -> None:
     """Full prefill answers a question about the target; its answer is then forced through every method."""
     question = _question(engine, documents[target], tenant)
     runs = engine.prompt(question, documents).runs(engine.model.tokenizer)
-    given = place_runs(runs)
     # a method that reorders is held against the truth in the given order, which is what the user would have had
-    answer, truth = _truth(engine, given, tenant)
-    for name in AUTO_ORDER:
-        method = METHODS[name]
-        forced = _forced(place_runs(runs, method.order, target), answer)
-        spot = forced.documents()[-1] if method.order == "target_last" else None
-        measured = _logits(engine, forced, name, spot, tenant, len(answer)).log_softmax(-1)
-        kls[name].append((truth.exp() * (truth - measured)).sum(-1).clamp_min(0.0))
-        agree[name].append((truth.argmax(-1) == measured.argmax(-1)).float())
+    answer, truth = _truth(engine, place_runs(runs), tenant, _ANSWER_TOKENS)
+    for name, found in seen.items():
+        method, ledger = METHODS[name], Ledger()
+        # the last rows of a prompt with all answer tokens but the last behind it predict the answer
+        forced = place_runs(runs, method.order, target).followed_by(answer[:-1])
+        logits, cache = engine.reader.read(forced, method, tenant, ledger, 0, len(answer))
+        engine.model.pool.release(cache)
+        measured = logits.log_softmax(-1)
+        found.kls.append((truth.exp() * (truth - measured)).sum(-1).clamp_min(0.0))
+        found.agree.append((truth.argmax(-1) == measured.argmax(-1)).float())
+        found.reused += ledger.tokens[Provenance.REUSED]
 
 
 def _question(engine: Engine, document: Document, tenant: str | None) -> str:
@@ -171,37 +203,26 @@ def _question(engine: Engine, document: Document, tenant: str | None) -> str:
     Real questions matter: asked to repeat a text, a model copies, which pure reuse hardly harms.
     """
     placement = place_runs(engine.prompt(_ASK, [document]).runs(engine.model.tokenizer))
-    made, mark, _ = _full(engine, placement, tenant, _QUESTION_TOKENS).text.strip().partition("?")
+    ids, _ = _truth(engine, placement, tenant, _QUESTION_TOKENS)
+    text: str = engine.model.tokenizer.decode(ids, skip_special_tokens=True)
+    made, mark, _ = text.strip().partition("?")
     if mark and "\n" not in made:
         return made + mark
     return f"What does the text that begins with “{' '.join(document.text.split()[:12])}” say?"
 
 
-def _forced(placement: Placement, answer: tuple[int, ...]) -> Placement:
-    """The prompt with all answer tokens but the last behind it: its last rows predict the answer."""
-    return place_runs([*placement.runs, Run(answer[:-1])]) if len(answer) > 1 else placement
+def _truth(
+    engine: Engine, placement: Placement, tenant: str | None, tokens: int
+) -> tuple[tuple[int, ...], torch.Tensor]:
+    """Full prefill's greedy answer, end token included, and log-probabilities ``[answer, vocabulary]`` at each step.
 
-
-def _logits(
-    engine: Engine, placement: Placement, method: str, target: int | None, tenant: str | None, rows: int
-) -> torch.Tensor:
-    logits, cache = engine.reader.read(placement, METHODS[method], target, tenant, Ledger(), 0, rows)
-    engine.model.pool.release(cache)
-    return logits
-
-
-def _full(engine: Engine, placement: Placement, tenant: str | None, tokens: int) -> Answer:
-    """Full prefill's own greedy answer."""
-    return engine.run(placement, METHODS["full"], None, tenant, Sampling(max_new_tokens=tokens), Ledger()).result()
-
-
-def _truth(engine: Engine, placement: Placement, tenant: str | None) -> tuple[tuple[int, ...], torch.Tensor]:
-    """Full prefill's greedy answer, end token included, and log-probabilities ``[answer, vocabulary]`` at each step."""
+    Not through a stream, which would end the user's own live conversation.
+    """
     model = engine.model
-    logits, cache = engine.reader.read(placement, METHODS["full"], None, tenant, Ledger(), _ANSWER_TOKENS)
+    logits, cache = engine.reader.read(placement, METHODS["full"], tenant, Ledger(), tokens)
     steps, ids = [logits[-1]], [int(logits[-1].argmax())]
     try:
-        while len(ids) < _ANSWER_TOKENS and ids[-1] not in model.stop_ids:
+        while len(ids) < tokens and ids[-1] not in model.stop_ids:
             steps.append(step(model, cache, ids[-1]))
             ids.append(int(steps[-1].argmax()))
     finally:
@@ -209,30 +230,13 @@ def _truth(engine: Engine, placement: Placement, tenant: str | None) -> tuple[tu
     return tuple(ids), torch.stack(steps).log_softmax(-1)
 
 
-def _samples(documents: Sequence[Document], prompts: int) -> list[tuple[list[Document], int]]:
-    """Documents and the target's index: every document asked about in turn, at every position in turn."""
-    made = []
-    step = max(1, len(documents) // max(1, prompts))
-    for n in range(min(prompts, len(documents))):
-        at = n * step % len(documents)
-        others = [documents[(at + k * step + k) % len(documents)] for k in range(1, _DOCUMENTS)]
-        chosen = list(dict.fromkeys(d for d in others if d is not documents[at]))
-        target = n % (len(chosen) + 1)
-        chosen.insert(target, documents[at])
-        made.append((chosen, target))
-    return made
-
-
-def _verdict(
-    name: str, kls: list[torch.Tensor], agree: list[torch.Tensor], prompts: int, max_kl: float, min_top1: float
-) -> Verdict:
-    if not kls:
-        return Verdict(name, False, float("nan"), float("nan"), float("nan"), 0, 0, "an endpoint check failed")
-    kl, top1 = torch.cat(kls), float(torch.cat(agree).mean())
-    mean, p95 = float(kl.mean()), float(kl.quantile(0.95))
-    faults = []
-    if not mean <= max_kl:
-        faults.append(f"mean KL {mean:.3f} is above {max_kl:g}")
-    if not top1 >= min_top1:
-        faults.append(f"top-1 agreement {top1:.2f} is below {min_top1:g}")
-    return Verdict(name, not faults, mean, p95, top1, prompts, kl.numel(), "; ".join(faults))
+def _verdict(name: str, found: _Seen, max_kl: float, min_top1: float) -> Verdict:
+    if not found.kls:
+        nothing = float("nan")
+        return Verdict(name, False, nothing, nothing, nothing, 0, 0, 0, "not measured: an endpoint check failed")
+    kl, top1 = torch.cat(found.kls), float(torch.cat(found.agree).mean())
+    measured = Verdict(
+        name, False, float(kl.mean()), float(kl.quantile(0.95)), top1, len(found.kls), kl.numel(), found.reused, ""
+    )
+    reason = measured.shortfall(max_kl, min_top1)
+    return replace(measured, passed=not reason, reason=reason)

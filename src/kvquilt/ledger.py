@@ -99,6 +99,7 @@ class Ledger:
     flops_full: float = 0.0
     fallbacks: list[Fallback] = field(default_factory=list)
     documents: list[DocumentUse] = field(default_factory=list)
+    gate: str = ""  # the measurement that allowed the method, if the gate was asked
     model: str = ""
     threads: int = 0
 
@@ -155,6 +156,8 @@ class Ledger:
             out.print("bytes read       " + "  ".join(f"{k} {v / 1e6:.1f} MB" for k, v in self.bytes_read.items()))
         if self.flops_full:
             out.print(f"estimated work   {self.flops / self.flops_full:.1%} of a full prefill")
+        if self.gate:
+            out.print(f"gate             {self.gate}", markup=False)
         for fallback in self.fallbacks:
             out.print(f"fallback         {fallback.reason}: {fallback.detail}")
         return str(out.file.getvalue())  # type: ignore[attr-defined]  # the StringIO from above

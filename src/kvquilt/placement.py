@@ -22,10 +22,14 @@ class Placement:
     """Runs in their final order, standing one behind the other from position 0.
 
     Slot, logical order and logical position of a token are the same number: `starts[i]` is where run i begins.
+
+    Attributes:
+        target: run index of the retriever's best document, if there is one.
     """
 
     runs: tuple[Run, ...]
     starts: tuple[int, ...]
+    target: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -39,6 +43,10 @@ class Placement:
         """Slots of run `index`."""
         return range(self.starts[index], self.starts[index] + len(self.runs[index].ids))
 
+    def followed_by(self, ids: tuple[int, ...]) -> Placement:
+        """The same with inline ids behind it."""
+        return Placement((*self.runs, Run(ids)), (*self.starts, self.tokens), self.target) if ids else self
+
     def documents(self) -> list[int]:
         """Indices of the runs that are documents."""
         return [i for i, run in enumerate(self.runs) if run.document is not None]
@@ -48,15 +56,16 @@ def place_runs(runs: Sequence[Run], order: Order = Order.GIVEN, target: int | No
     """Place `runs` one behind the other.
 
     Args:
-        target: index into the document runs of the one that `TARGET_LAST` moves to the last document's place; the
-            documents behind it move up by one, inline text stays where it is. Ignored by `GIVEN`.
+        target: which of the documents is the retriever's best. `TARGET_LAST` moves it to the last document's place;
+            the documents behind it move up by one, inline text stays where it is.
     """
     ordered = list(runs)
+    places = [i for i, run in enumerate(runs) if run.document is not None]
     if order is Order.TARGET_LAST and target is not None:
-        places = [i for i, run in enumerate(runs) if run.document is not None]
         documents = [runs[i] for i in places]
         documents.append(documents.pop(target))
         for place, run in zip(places, documents, strict=True):
             ordered[place] = run
+        target = len(places) - 1
     starts = list(accumulate((len(run.ids) for run in ordered), initial=0))
-    return Placement(tuple(ordered), tuple(starts[:-1]))
+    return Placement(tuple(ordered), tuple(starts[:-1]), None if target is None else places[target])

@@ -8,7 +8,7 @@ from kvquilt.ledger import Fallback
 from kvquilt.repair.presets import AUTO_ORDER, METHODS, Method, find_method
 
 POLICIES = ("auto", "always")
-_WAY_OUT = "name a method with policy 'always' to reuse anyway, or improve the writer"
+_WAY_OUT = "to reuse without a passing measurement, name a method, such as retrieved-document"
 
 
 def needs_verdict(asked: str, policy: str | None) -> bool:
@@ -24,11 +24,16 @@ def needs_verdict(asked: str, policy: str | None) -> bool:
     return asked == "auto" or (policy == "auto" and asked != "full")
 
 
-def resolve(asked: str, report: DoctorReport | None) -> tuple[Method, Fallback | None]:
-    """The method that the verdict allows: the first passing one, else full prefill and the reason why."""
+def resolve(asked: str, report: DoctorReport | None, max_kl: float, min_top1: float) -> tuple[Method, Fallback | None]:
+    """The method that the measurement allows under these limits: the first that passes, else full prefill and why.
+
+    The limits are those in force now, not those of the day of the measurement.
+    """
     full = METHODS["full"]
     if report is None:
-        detail = f"the gate has not measured this model and writer; run doctor; {_WAY_OUT}"
+        detail = (
+            f"reuse has not been measured on your documents with this model: compile them or run doctor; {_WAY_OUT}"
+        )
         return full, Fallback("no_verdict", detail)
     if not report.healthy:
         failed = ", ".join(c.name for c in report.checks if not c.passed)
@@ -36,7 +41,8 @@ def resolve(asked: str, report: DoctorReport | None) -> tuple[Method, Fallback |
     reasons = []
     for name in AUTO_ORDER if asked == "auto" else (asked,):
         verdict = report.verdict(name)
-        if verdict is not None and verdict.passed:
+        shortfall = "not measured" if verdict is None else verdict.shortfall(max_kl, min_top1)
+        if not shortfall:
             return METHODS[name], None
-        reasons.append(f"{name}: {verdict.reason if verdict is not None else 'not measured'}")
+        reasons.append(f"{name}: {shortfall}")
     return full, Fallback("gate_refused", f"{'; '.join(reasons)}; {_WAY_OUT}")

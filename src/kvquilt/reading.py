@@ -15,7 +15,7 @@ from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement
 from kvquilt.repair.operator import assemble, repair
 from kvquilt.repair.presets import Method
-from kvquilt.segment import CompiledSegment, prefix_digest
+from kvquilt.segment import CompiledSegment
 from kvquilt.store import Held, Layout, MissReason, Store
 from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.writer import Writer
@@ -68,7 +68,6 @@ class Reader:
         self,
         placement: Placement,
         method: Method,
-        target: int | None,
         tenant: str | None,
         ledger: Ledger,
         room: int,
@@ -77,7 +76,6 @@ class Reader:
         """Logits ``[logits, vocabulary]`` of the prompt's last rows and the cache behind them.
 
         Args:
-            target: index into `placement.runs` of the retriever's best document.
             room: slots to reserve behind the prompt. The caller gives the cache back to the model's pool.
         """
         ids = placement.ids
@@ -88,13 +86,14 @@ class Reader:
             for i in placement.documents()
             if behind is not None and placement.starts[i] == len(behind) and ids[: len(behind)] == behind
         }
-        chosen = method.selector.select(placement, target)
+        chosen = method.selector.select(placement)
         # an exact segment's rows would come out the same, so they are never spent on
         chosen = [r for r in chosen if not method.reuses or not any(placement.span(i) == r for i in exact)]
         covered = {i for i in placement.documents() if any(placement.span(i) == r for r in chosen)}
         wanted = [i for i in placement.documents() if i not in covered] if method.reuses else []
         if method.reuses and placement.runs[0].document is None and placement.runs[0].ids == self.preamble:
             wanted.insert(0, 0)
+            exact.add(0)
         segments = [placement.runs[i].ids for i in wanted]
         writers: list[Writer] = [self.writer if placement.runs[i].document else OPENING for i in wanted]
         keys = [self.key(s, tenant, w) for s, w in zip(segments, writers, strict=True)]
@@ -121,10 +120,11 @@ class Reader:
             raise
         ledger.forward_tokens["read"] += counter.rows
         ledger.token_layers += counter.token_layers
-        self._account(ledger, placement, covered, dict(zip(wanted, held, strict=True)), tail)
+        account = _Account(method, exact, dict(zip(wanted, held, strict=True)), tail)
+        account.enter(ledger, placement)
         ledger.flops += flops(self.model, rows) + ledger.forward_tokens["compile"] * 2.0 * self.model.layer_weights
         ledger.flops_full += flops(self.model, [range(placement.tokens)])
-        if method.reuses and covered == set(placement.documents()):
+        if method.reuses and covered and covered == set(placement.documents()):
             ledger.fall_back("nothing_reused", "every document of this prompt was computed; there was nothing to reuse")
         return out, cache
 
@@ -155,34 +155,46 @@ class Reader:
         ledger.flops_full += flops(self.model, [range(total)])
         return logits, cache
 
-    def _account(
-        self, ledger: Ledger, placement: Placement, covered: set[int], held: dict[int, Held], tail: range
-    ) -> None:
-        """Provenance of every run, bytes by tier, one line per document; slots in `tail` were run in any case."""
-        ids = placement.ids
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """What became of every run of a prompt that was read.
+
+    Attributes:
+        exact: runs that stand behind the very tokens they were encoded behind, by a writer that alters nothing.
+        held: what the store gave, by run.
+        tail: slots that were run whatever they hold, since a prompt's last rows predict what follows.
+    """
+
+    method: Method
+    exact: set[int]
+    held: dict[int, Held]
+    tail: range
+
+    def enter(self, ledger: Ledger, placement: Placement) -> None:
+        """Provenance of every run, bytes by tier, one line per document."""
         for i, run in enumerate(placement.runs):
-            start, found = placement.starts[i], held.get(i)
-            source, why = "-", "inline text is computed in every request"
-            provenance, again = Provenance.INLINE, 0
+            found = self.held.get(i)
+            provenance, source, why, again = Provenance.INLINE, "-", "inline text is computed in every request", 0
             if found is not None and found.segment is not None:
-                segment, source = found.segment, str(found.tier)
+                source = str(found.tier)
                 ledger.bytes_read[source] = ledger.bytes_read.get(source, 0) + found.bytes_read
-                exact = segment.start == start and segment.prefix == prefix_digest(ids[:start])
-                provenance = Provenance.EXACT if exact else Provenance.REUSED
-                why = "stands behind the very tokens it was encoded behind" if exact else "moved, not recomputed"
+                provenance = Provenance.EXACT if i in self.exact else Provenance.REUSED
+                why = "behind the very tokens it was encoded behind" if i in self.exact else "moved, not recomputed"
                 if source == "compiled":
                     why += f"; was not stored ({found.reason}), compiled now"
                     if found.reason != MissReason.ABSENT:
                         name = run.document.id if run.document is not None else "the prompt's opening"
                         ledger.fall_back("load_failed", f"{name}: stored, but {found.reason}; compiled anew")
-                again = max(0, placement.span(i).stop - max(start, tail.start))
+                again = max(0, placement.span(i).stop - max(placement.starts[i], self.tail.start))
             elif run.document is not None:
                 provenance = Provenance.RECOMPUTED
-                why = "best-ranked: recomputed in place" if covered and held else "full prefill"
+                why = "best-ranked: next to the question, recomputed" if self.method.reuses else "full prefill"
             ledger.tokens[provenance] += len(run.ids) - again
             ledger.tokens[Provenance.RECOMPUTED] += again
             if run.document is not None:
-                ledger.documents.append(DocumentUse(run.document.id, len(run.ids), start, provenance, source, why))
+                use = DocumentUse(run.document.id, len(run.ids), placement.starts[i], provenance, source, why)
+                ledger.documents.append(use)
 
 
 def _rows(placement: Placement, chosen: Iterable[range], stored: set[int]) -> Iterator[range]:

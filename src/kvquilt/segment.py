@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CompiledSegment:
-    """Keys and values of every layer for one segment; never written after construction.
+    """Keys and values of every layer for one segment, on the CPU; never written after construction.
 
     Attributes:
         ids: the segment's token ids; compared after every digest hit.
@@ -53,15 +53,14 @@ def prefix_digest(ids: Sequence[int]) -> str:
 def place(segment: CompiledSegment, position: int, tables: Sequence[RotaryTable | None], out: torch.Tensor) -> None:
     """Write the segment's keys, moved so that its first row stands at `position`, into `out`.
 
-    Angles and products are fp32 and the result is cast once, as design section 3 asks; a segment that already
-    stands at `position` is copied bit for bit.
+    Products are fp32 and the result is cast once; a segment that already stands at `position` is copied bit for bit.
 
     Args:
         tables: one rotary table per layer; ``None`` for a layer without rotation.
-        out: ``[layers, kv_heads, tokens, key_dim]``, any strides, same dtype as the keys. Overwritten.
+        out: ``[layers, kv_heads, tokens, key_dim]``, any strides, dtype of the keys, the model's device. Overwritten.
     """
     delta = position - segment.start
-    keys = segment.keys
+    keys = segment.keys.to(out.device, non_blocking=True)
     if delta == 0:
         out.copy_(keys)
         return

@@ -72,12 +72,12 @@ def test_full_prefill_reuses_nothing(run: Run, docs: Path) -> None:
 
 
 def test_doctor_reports_checks_and_verdicts_and_its_exit_code(run: Run, docs: Path, model: Path) -> None:
-    outcome = run("doctor", model, "--docs", docs, "--prompts", 1, "--json")
+    outcome = run("doctor", model, "--docs", docs, "--prompts", 3, "--json")
     assert {"checks", "verdicts"} <= {*outcome.json}
     assert all(check["passed"] for check in outcome.json["checks"])
     passed = any(verdict["passed"] for verdict in outcome.json["verdicts"])
     assert outcome.code == (0 if passed else 6)
-    assert "mean KL" in run("doctor", model, "--docs", docs, "--prompts", 1).out
+    assert "mean KL" in run("doctor", model, "--docs", docs, "--prompts", 3).out
 
 
 @pytest.mark.parametrize(("limits", "code"), [(("1000", "0"), 0), (("1e-9", "1"), 6)])
@@ -87,7 +87,7 @@ def test_auto_obeys_the_gate_and_says_so(
     monkeypatch.setenv("KVQUILT_GATE_MAX_KL", limits[0])
     monkeypatch.setenv("KVQUILT_GATE_MIN_TOP1", limits[1])
     assert run("compile", docs, "--gate-seconds", 0.1).code == 0
-    assert run("doctor", "--docs", docs, "--prompts", 1).code == code
+    assert run("doctor", "--docs", docs, "--prompts", 3).code == code
     outcome = ask(run, docs, "--json")
     assert outcome.code == 0
     assert outcome.json["method"] == ("retrieved-document" if code == 0 else "full")

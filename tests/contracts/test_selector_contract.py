@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvquilt.errors import InputError
 from kvquilt.ledger import Ledger, Provenance
-from kvquilt.placement import Order, Placement, place_runs
+from kvquilt.placement import Placement, place_runs
 from kvquilt.reading import Reader
 from kvquilt.repair.everything import Everything
 from kvquilt.repair.nothing import Nothing
@@ -28,28 +28,28 @@ methods = pytest.mark.parametrize("name", METHODS)
 shapes = st.lists(st.tuples(st.sampled_from("iABCD"), st.integers(1, 9)), min_size=1, max_size=9)
 
 
-def placed(shape: list[tuple[str, int]]) -> Placement:
-    return place_runs(runs_of("".join(kind for kind, _ in shape), [length for _, length in shape]))
+def placed(shape: list[tuple[str, int]], target: int | None = None) -> Placement:
+    return place_runs(runs_of("".join(kind for kind, _ in shape), [length for _, length in shape]), target=target)
 
 
 @every
 @settings(max_examples=40, deadline=None)
 @given(shapes, st.integers(0, 20))
 def test_rows_are_ascending_disjoint_whole_documents(name: str, shape: list[tuple[str, int]], pick: int) -> None:
-    selector, placement = SELECTORS[name], placed(shape)
+    count = sum(kind != "i" for kind, _ in shape)
+    selector, placement = SELECTORS[name], placed(shape, pick % count if count else None)
     documents = placement.documents()
-    target = documents[pick % len(documents)] if documents else None
-    rows = selector.select(placement, target)
+    rows = selector.select(placement)
     assert all(len(r) > 0 and r.step == 1 for r in rows)
     assert all(a.stop <= b.start for a, b in pairwise(rows))
     spans = [placement.span(i) for i in documents]
     assert all(r in spans for r in rows), "granularity is the document, and inline rows are not a selector's to choose"
-    assert rows == selector.select(placement, target), "the same choice twice"
+    assert rows == selector.select(placement), "the same choice twice"
 
 
 @every
 def test_without_documents_nothing_is_selected(name: str) -> None:
-    assert SELECTORS[name].select(placed([("i", 5)]), None) == []
+    assert SELECTORS[name].select(placed([("i", 5)])) == []
 
 
 @every
@@ -64,8 +64,8 @@ def test_a_selector_is_a_frozen_dataclass_that_declares_probe_and_granularity(na
 
 def test_the_two_ends() -> None:
     placement = placed([("i", 3), ("A", 4), ("B", 2), ("i", 1)])
-    assert Nothing().select(placement, None) == []
-    assert Everything().select(placement, None) == [range(3, 7), range(7, 9)]
+    assert Nothing().select(placement) == []
+    assert Everything().select(placement) == [range(3, 7), range(7, 9)]
 
 
 @methods
@@ -78,12 +78,9 @@ def test_rows_charged_are_rows_counted(name: str, shape: list[tuple[str, int]], 
     held = [i for i, run in enumerate(runs) if run.document is not None]
     target = pick % len(held) if held and method.selector.probe == "retriever" else None
     placement = place_runs(runs, method.order, target)
-    spot = None
-    if target is not None:
-        spot = placement.documents()[-1] if method.order is Order.TARGET_LAST else placement.documents()[target]
     ledger = Ledger()
     reader = Reader(model, Store.open(None, 1 << 28), Isolated(), ())
-    out, cache = reader.read(placement, method, spot, None, ledger, 0)
+    out, cache = reader.read(placement, method, None, ledger, 0)
     model.pool.release(cache)
     inline = sum(len(run.ids) for run in runs if run.document is None)
     assert ledger.tokens[Provenance.INLINE] == inline

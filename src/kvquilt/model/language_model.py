@@ -20,7 +20,9 @@ from kvquilt.model.single_row import SingleRowProducts
 from kvquilt.model.slots import SlotCache, SlotPool
 
 _PROBE_SHIFT = 37
-_PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
+_PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}  # of keys moved once
+# of logits against the stock model's: 0.0 on every healthy CPU model seen, 0.09 with small biases left out
+_STOCK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.04}
 
 
 @dataclass(eq=False, slots=True)
@@ -187,10 +189,20 @@ class LanguageModel:
                 fresh, moved = there.slot_keys[layer, :, :, :count], here.slot_keys[layer, :, :, :count].clone()
                 if table is not None:
                     table.rotate(here.slot_keys[layer, :, :, :count], _PROBE_SHIFT, moved)
-                self._expect(moved, fresh, f"keys of layer {layer} do not move by their rotary table")
+                self._expect(
+                    moved,
+                    fresh,
+                    f"keys of layer {layer} do not move by their rotary table",
+                    _PROBE_TOLERANCE[self.dtype],
+                )
             plan = RowPlan(torch.arange(1, count), count)
             masked = self.forward(ids[:, 1:], plan, here, count - 1)
-        self._expect(masked, stock[:, 1:], "its attention is not plain causal attention, and would be left out")
+        self._expect(
+            masked,
+            stock[:, 1:],
+            "its attention is not plain causal attention, and would be left out",
+            _STOCK_TOLERANCE[self.dtype],
+        )
         self._expect_windows(plan.windows)
 
     def _expect_windows(self, given: list[int | None]) -> None:
@@ -206,9 +218,9 @@ class LanguageModel:
                     f"its attention is called with {seen}; masks of the model's own are not implemented here"
                 )
 
-    def _expect(self, measured: torch.Tensor, truth: torch.Tensor, otherwise: str) -> None:
+    def _expect(self, measured: torch.Tensor, truth: torch.Tensor, otherwise: str, tolerance: float) -> None:
         error = float((measured.float() - truth.float()).norm() / truth.float().norm().clamp_min(1e-6))
-        if not error <= _PROBE_TOLERANCE[self.dtype]:
+        if not error <= tolerance:
             raise UnsupportedModelError(f"{self.name}: {otherwise} (relative error {error:.2g})")
 
 

@@ -13,5 +13,5 @@ class Nothing:
     probe: Literal["none"] = "none"
     granularity: Literal["document"] = "document"
 
-    def select(self, placement: Placement, target: int | None) -> list[range]:
+    def select(self, placement: Placement) -> list[range]:
         return []

@@ -16,5 +16,5 @@ class RetrievedDocument:
     probe: Literal["retriever"] = "retriever"
     granularity: Literal["document"] = "document"
 
-    def select(self, placement: Placement, target: int | None) -> list[range]:
-        return [] if target is None else [placement.span(target)]
+    def select(self, placement: Placement) -> list[range]:
+        return [] if placement.target is None else [placement.span(placement.target)]

@@ -23,10 +23,6 @@ class Selector(Protocol):
     @property
     def granularity(self) -> Literal["document"]: ...
 
-    def select(self, placement: Placement, target: int | None) -> list[range]:
-        """Ascending, disjoint slot ranges of document rows to recompute in every layer.
-
-        Args:
-            target: index into `placement.runs` of the retriever's best document, if the probe is the retriever.
-        """
+    def select(self, placement: Placement) -> list[range]:
+        """Ascending, disjoint slot ranges of document rows to recompute in every layer."""
         ...

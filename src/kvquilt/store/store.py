@@ -121,6 +121,10 @@ class Store:
         """Whether any tier has something under `key`, verified or not."""
         return any(tier.contains(key) for tier in self.tiers)
 
+    def keeps(self, key: SegmentKey) -> bool:
+        """Whether the slowest tier, which outlives the others, has something under `key`."""
+        return bool(self.tiers) and self.tiers[-1].contains(key)
+
     def put(self, key: SegmentKey, segment: CompiledSegment) -> dict[str, Stored | Failure]:
         """Store in all tiers; the answer of each by name."""
         return {tier.name: self._put(tier, key, segment) for tier in self.tiers}

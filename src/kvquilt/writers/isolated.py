@@ -47,8 +47,8 @@ class Isolated:
                     for row, i in enumerate(batch):
                         rows = slice(start, start + len(segments[i]))
                         # a copy: the segment outlives the batch, and a view would keep all of it in memory
-                        keys = cache.slot_keys[:, row, :, rows].clone(memory_format=torch.contiguous_format)
-                        values = cache.slot_values[:, row, :, rows].clone(memory_format=torch.contiguous_format)
+                        keys = cache.slot_keys[:, row, :, rows].clone(memory_format=torch.contiguous_format).cpu()
+                        values = cache.slot_values[:, row, :, rows].clone(memory_format=torch.contiguous_format).cpu()
                         yield i, CompiledSegment(segments[i], keys, values, start, digest)
                 finally:
                     model.pool.release(cache)
