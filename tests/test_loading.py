@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from kvquilt.config import Settings
 from kvquilt.errors import InputError, ModelNotFoundError, UnsupportedModelError
@@ -115,3 +116,10 @@ def test_a_memo_belongs_to_one_folder_on_one_device(
 
     monkeypatch.setattr(Path, "stat", elsewhere)
     assert load._mark(hf, folder) != mark
+
+
+@pytest.mark.parametrize("name", ["smollm3x", "missing.gguf", "~/no/such/model"])
+def test_a_mistyped_name_fails_at_once_and_asks_no_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *a, **k: pytest.fail("the hub was asked"))
+    with pytest.raises(ModelNotFoundError, match=re.escape(name)):
+        load_model(name)

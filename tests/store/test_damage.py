@@ -258,3 +258,10 @@ def test_a_malformed_segment_is_refused_before_anything_is_written(tier: DiskTie
         with pytest.raises(InputError):
             tier.put(key_of(good), bad)
     assert isinstance(get(tier, 1), Hit)
+
+
+def test_a_folder_with_something_else_in_it_is_no_store_and_stays_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear all")
+    with pytest.raises(StoreUnavailableError, match=r"letter\.txt"):
+        Store.open(tmp_path, 1 << 20)
+    assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]

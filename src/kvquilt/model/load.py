@@ -67,7 +67,11 @@ def load_model(
 
 
 def resolve(name_or_path: str, dtype: str | None, settings: Settings) -> str:
-    """The folder to load from; a name that is nowhere on this machine is returned as a Hugging Face id."""
+    """The folder to load from; ``owner/name`` that is nowhere on this machine is returned as a Hugging Face id.
+
+    Raises:
+        ModelNotFoundError: neither.
+    """
     path = Path(name_or_path).expanduser()
     if not path.exists() and settings.models_dir is not None and (settings.models_dir / name_or_path).exists():
         path = settings.models_dir / name_or_path
@@ -77,8 +81,14 @@ def resolve(name_or_path: str, dtype: str | None, settings: Settings) -> str:
         return str(convert_gguf(path, settings.cache_dir, dtype or "bfloat16"))
     if name_or_path == "smollm2":
         return str(smollm2_folder(settings.cache_dir, dtype or "bfloat16"))
-    if path.exists() or path.is_absolute() or name_or_path.startswith("."):
+    if path.exists() or path.is_absolute() or name_or_path.startswith((".", "~")) or path.suffix == ".gguf":
         raise ModelNotFoundError(f"{name_or_path}: not a model folder or a .gguf file")
+    if "/" not in name_or_path:
+        # the few Hugging Face ids without an owner are not worth minutes of retries on every mistyped name
+        raise ModelNotFoundError(
+            f"{name_or_path}: no such folder, file or known name{nearest(name_or_path, ['smollm2'])}; "
+            "a Hugging Face id has the form owner/name"
+        )
     return name_or_path
 
 
