@@ -108,13 +108,13 @@ class Files:
         try:
             found = json.loads(marker.read_bytes())["format"]
         except FileNotFoundError:
-            others = [p.name for p in _directories(self.root) if re.fullmatch(r"v\d+", p.name)]
-            names = sorted(e.name for e in _entries(self.root))
-            strangers = [n for n in names if n != _MARKER and n not in others and not n.startswith(".")]
+            names = sorted(e.name for e in _entries(self.root) if not e.name.startswith("."))
+            others = [n for n in names if re.fullmatch(r"v\d+", n)]
+            strangers = [n for n in names if n not in others and n != _MARKER]
             if strangers and self.base.name not in others:
                 raise StoreUnavailableError(
-                    f"store directory {self.root}: holds something else ({strangers[0]!r} and {len(strangers) - 1} more), "
-                    "so it is no store; name an empty or a new directory"
+                    f"store directory {self.root}: holds something else ({strangers[0]!r}, {len(strangers)} in all), so "
+                    "it is no store; name an empty or a new directory"
                 ) from None
             if not others or self.base.name in others:
                 with contextlib.suppress(OSError):  # a store that can only be read works without its marker
