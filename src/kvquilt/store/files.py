@@ -113,8 +113,8 @@ class Files:
             strangers = [n for n in names if n not in others and n != _MARKER]
             if strangers and self.base.name not in others:
                 raise StoreUnavailableError(
-                    f"store directory {self.root}: holds something else ({strangers[0]!r}, {len(strangers)} in all), so "
-                    "it is no store; name an empty or a new directory"
+                    f"store directory {self.root}: holds something else ({strangers[0]!r}, {len(strangers)} in all), "
+                    "so it is no store; name an empty or a new directory"
                 ) from None
             if not others or self.base.name in others:
                 with contextlib.suppress(OSError):  # a store that can only be read works without its marker
