@@ -181,22 +181,24 @@ def _first_tokens(
     tail = placement.span(len(placement.runs) - 1)
     with engine.stream(question, documents, method="none", max_new_tokens=1) as stream:
         ready = stream.result().take_cache()
-    samples: dict[str, list[float]] = {
-        "full_ms": [], "prefix_hit_ms": [], "reuse_memory_ms": [], "retrieved_document_ms": [],
-    }  # fmt: skip
-    for n in range(rounds + 1):
-        say(f"first tokens, round {n} of {rounds}" if n else "warming up")
+
+    def prefix_hit() -> float:
         began = time.perf_counter()
         repair(engine.model, ready, placement.ids, [tail])
-        row = {
-            "prefix_hit_ms": (time.perf_counter() - began) * 1e3,
-            "reuse_memory_ms": _first_token_ms(engine, documents, question, "none"),
-            "retrieved_document_ms": _first_token_ms(engine, documents, question, "retrieved-document"),
-            "full_ms": _first_token_ms(engine, documents, question, "full"),
-        }
-        if n:  # the first round warms every shape
-            for name, value in row.items():
-                samples[name].append(value)
+        return (time.perf_counter() - began) * 1e3
+
+    arms: dict[str, Callable[[], float]] = {
+        "prefix_hit_ms": prefix_hit,
+        "reuse_memory_ms": lambda: _first_token_ms(engine, documents, question, "none"),
+        "retrieved_document_ms": lambda: _first_token_ms(engine, documents, question, "retrieved-document"),
+        "full_ms": lambda: _first_token_ms(engine, documents, question, "full"),
+    }
+    samples: dict[str, list[float]] = {name: [] for name in arms}
+    for n in range(rounds):
+        say(f"first tokens, round {n + 1} of {rounds}")
+        for name, arm in arms.items():
+            arm()  # uncounted: it warms this arm's shapes and caches, which the arm before has just evicted
+            samples[name].append(arm())
     engine.model.pool.release(ready)
     return samples
 
