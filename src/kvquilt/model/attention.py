@@ -54,13 +54,16 @@ class RowPlan:
     offset: int = 0
     keys_only: bool = False
     windows: list[int | None] = field(default_factory=list, repr=False)
+    _index: slice | torch.Tensor | None = field(default=None, repr=False)
     _blocks: dict[tuple[object, ...], list[Block]] = field(default_factory=dict, repr=False)
 
     @property
     def index(self) -> slice | torch.Tensor:
-        """How to write the rows: a slice where they are contiguous, which needs no gather."""
-        first, last = int(self.rows[0]), int(self.rows[-1])
-        return slice(first, last + 1) if last - first + 1 == len(self.rows) else self.rows
+        """How to write the rows: a slice where they are contiguous, which needs no gather. Asked once per layer."""
+        if self._index is None:
+            first, last = int(self.rows[0]), int(self.rows[-1])
+            self._index = slice(first, last + 1) if last - first + 1 == len(self.rows) else self.rows
+        return self._index
 
     @property
     def is_prefill(self) -> bool:
