@@ -92,7 +92,7 @@ def _quality() -> list[str]:
         f"{run['commit']}. Micro-F1 of short answers; KL in nats per answer token and top-1 agreement against full "
         "prefill in the given order; first token: how many times sooner than full prefill. `isolated` and "
         "`shared-prefix` are the two ways to encode; `known` recomputes the document that holds the answer, `bm25` the "
-        "one that BM25 ranks first.",
+        "one that BM25 ranks first. " + run["note"],
     ]
     for cell, data in run["cells"].items():
         documents, length = cell.split("-")
