@@ -73,7 +73,6 @@ def _store_rows() -> list[list[str]]:
             store["bandwidth"]["first_read_ratio"],
             ">=",
             0.7,
-            "",
         ),
         ("look-up p99 among 10,000 segments, ms", store["many_segments"]["disk_look_up"]["p99_ms"], "<=", 5),
         ("opening a store of 10,000 segments, s", store["many_segments"]["open_ms_median"] / 1000, "<=", 1),
@@ -128,19 +127,19 @@ def draw() -> None:
 
     run, quality = _load("ttft-4096.json"), _load("quality-biographies.json")
     cell = quality["cells"]["5-short"]["arms"]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.9))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 2.9))
     names = ["full prefill", "retrieved-document", "none, from disk", "none, from memory"]
     times = [run[k] for k in ("full_ms", "retrieved_document_ms", "reuse_disk_ms", "reuse_memory_ms")]
     bars = left.barh(names[::-1], times[::-1], color=["#4c9f70", "#4c9f70", "#3b7ea1", "#9a9a9a"])
     left.bar_label(bars, [f"{t:.0f} ms ({times[0] / t:.0f}x)" for t in times[::-1]], padding=3, fontsize=8)
     left.set_xlim(0, times[0] * 1.3)
-    left.set_title(f"First token: {run['model']}, 4096 tokens, 16 documents", fontsize=9)
+    left.set_title(f"First token: {run['model']}, 4096 tokens, 16 documents", fontsize=8)
     arms = ["full", "retrieved-document, shared-prefix, bm25", "none, shared-prefix"]
     labels = ["full prefill", "retrieved-document", "none"]
     bars = right.barh(labels[::-1], [cell[a]["micro_f1"] for a in arms][::-1], color=["#4c9f70", "#3b7ea1", "#9a9a9a"])
     right.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
     right.set_xlim(0, 1.1)
-    right.set_title(f"Micro-F1: {quality['model']}, 5 biographies, n={quality['cells']['5-short']['n']}", fontsize=9)
+    right.set_title(f"Micro-F1: {quality['model']}, n={quality['cells']['5-short']['n']}", fontsize=8)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
