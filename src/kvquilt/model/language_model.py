@@ -69,7 +69,7 @@ class LanguageModel:
             UnsupportedModelError: with the reason, when its keys cannot be moved.
         """
         # weights keep requires_grad although nothing trains them: without it, torch's matmul of one sliced row copies
-        # the whole output head first (85 of 180 ms to the first token, SmolLM2 at 4096 tokens); no graph is recorded
+        # the whole output head first; no graph is recorded
         hf.eval()
         capability = inspect(hf)
         stock = _stock_logits(hf)

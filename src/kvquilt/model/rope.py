@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-_SCRATCH_BYTES = 1 << 20  # stays in a core's second-level cache: 12 ms instead of 20 at 4096 tokens, SmolLM2
+_SCRATCH_BYTES = 1 << 20  # stays in a core's second-level cache
 
 
 @dataclass(eq=False, slots=True)

@@ -93,8 +93,8 @@ class PoolStats:
 class SlotPool:
     """Hands out slot caches and keeps the last one that came back.
 
-    Fresh memory costs a page fault per 4 KiB, 30 ms for 4096 tokens of a 135M model, which is a quarter of the whole
-    time to first token; one recycled buffer avoids it and bounds what is kept.
+    Fresh memory costs a page fault per 4 KiB, a noticeable part of the time to the first token; one recycled buffer
+    avoids it and bounds what is kept.
     """
 
     def __init__(
