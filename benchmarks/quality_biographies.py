@@ -25,8 +25,8 @@ from kvquilt.bench import environment
 from kvquilt.config import Settings
 from kvquilt.engine import Engine
 from kvquilt.ledger import Ledger
-from kvquilt.model.attention import RowPlan
 from kvquilt.model.load import load_model
+from kvquilt.model.rows import RowPlan
 from kvquilt.placement import Placement, place_runs
 from kvquilt.prompt import Document
 from kvquilt.repair.presets import METHODS

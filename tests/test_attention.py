@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kvquilt.model import attention
-from kvquilt.model.attention import Block, RowPlan
 from kvquilt.model.language_model import LanguageModel
+from kvquilt.model.rows import Block, RowPlan, Rows, active
 from kvquilt.placement import Placement, place_runs
 from kvquilt.repair.operator import assemble, repair
 from kvquilt.writers.isolated import Isolated
@@ -32,13 +32,15 @@ def repaired(model: LanguageModel, placement: Placement, rows: list[range], logi
         model.pool.release(cache)
 
 
-def bottom_right(self: RowPlan, first: int, window: int | None, group: int, like: torch.Tensor) -> Block:
+def bottom_right(
+    self: Rows, first: int, last: int, layer: int | None, window: int | None, group: int, like: torch.Tensor
+) -> Block:
     """The classic bug: gathered rows are taken for the last ones."""
-    rows = self.rows[first : first + 256]
-    as_if = torch.arange(self.filled - len(rows), self.filled)
-    hidden = torch.arange(self.filled) > as_if[:, None]
+    rows, filled = self.slots[first:last], self.plan.filled
+    as_if = torch.arange(filled - len(rows), filled)
+    hidden = torch.arange(filled) > as_if[:, None]
     mask = torch.zeros(hidden.shape).masked_fill_(hidden, torch.finfo(like.dtype).min)
-    return Block(first, first + len(rows), 0, self.filled, mask.repeat(group, 1))
+    return Block(first, first + len(rows), 0, filled, mask.repeat(group, 1))
 
 
 def canary_holds(family: str) -> bool:
@@ -74,7 +76,7 @@ def test_an_early_row_never_sees_a_later_document(family: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_a_bottom_right_mask_is_caught(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     """The two tests above are worth something: with the classic bug planted both fail."""
-    monkeypatch.setattr(RowPlan, "_block", bottom_right)
+    monkeypatch.setattr(Rows, "_block", bottom_right)
     assert not canary_holds(family)
     assert not gathered_equals_full(family)
 
@@ -100,7 +102,7 @@ def test_attention_equals_its_definition(window: int | None, rows: list[int]) ->
     filled, heads, groups, dim = 42, 4, 2, 8
     q = torch.randn(1, heads, len(rows), dim, generator=generator)
     k, v = (torch.randn(1, groups, filled, dim, generator=generator) for _ in range(2))
-    with attention.active(RowPlan(torch.tensor(rows), filled)):
+    with active(RowPlan(torch.tensor(rows), filled)):
         out, _ = attention.attend(torch.nn.Module(), q, k, v, None, 0.3, window)
     keys, values = (x.double().repeat_interleave(2, dim=1) for x in (k, v))
     scores = q.double() @ keys.transpose(-1, -2) * 0.3

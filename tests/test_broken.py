@@ -18,8 +18,9 @@ from kvquilt.cli.app import app
 from kvquilt.config import Settings
 from kvquilt.decode import Sampling
 from kvquilt.errors import ConfigError, ContextLengthError, InputError, UnsupportedModelError
-from kvquilt.model.attention import RowPlan, active, attend
+from kvquilt.model.attention import attend
 from kvquilt.model.language_model import LanguageModel
+from kvquilt.model.rows import RowPlan, active
 from kvquilt.model.single_row import SingleRowProducts
 from kvquilt.store import Store
 from tests.engines import QUESTION, at_rest, documents, make_engine

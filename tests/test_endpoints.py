@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kvquilt.ledger import Ledger, Provenance
-from kvquilt.model.attention import RowPlan
 from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.rows import RowPlan
 from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement, place_runs
 from kvquilt.reading import Reader

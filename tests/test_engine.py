@@ -14,8 +14,8 @@ from kvquilt import Document, Engine, Prompt
 from kvquilt.errors import ConversationError, InputError, IntegrityError, NumericsError
 from kvquilt.identity import segment_key
 from kvquilt.ledger import Ledger, Provenance
-from kvquilt.model.attention import current_plan
 from kvquilt.model.language_model import LanguageModel
+from kvquilt.model.rows import current_plan
 from kvquilt.placement import Order, place_runs
 from kvquilt.prompt import Run, continuation, segment_ids
 from kvquilt.repair.operator import repair

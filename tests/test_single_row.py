@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvquilt.model.attention import RowPlan
 from kvquilt.model.language_model import LanguageModel
+from kvquilt.model.rows import RowPlan
 from kvquilt.model.single_row import SingleRowProducts
 from tests.models import build
 from tests.tokenizers import chatml_tokenizer

@@ -14,7 +14,6 @@ import torch
 from kvquilt.decode import Detokeniser, Sampling, StopStrings
 from kvquilt.errors import ConversationError
 from kvquilt.ledger import Ledger
-from kvquilt.model.attention import RowPlan
 from kvquilt.model.language_model import LanguageModel, RowCounter
 from kvquilt.model.slots import SlotCache
 
@@ -259,6 +258,4 @@ def _decode(
 
 def step(model: LanguageModel, cache: SlotCache, token: int, counter: RowCounter | None = None) -> torch.Tensor:
     """Write one token into the next slot and return the logits behind it, ``[vocabulary]``."""
-    slot = cache.filled
-    plan = RowPlan(torch.tensor([slot]), slot + 1)
-    return model.forward(torch.tensor([[token]]), plan, cache, 1, counter)[0, -1]
+    return model.forward(torch.tensor([[token]]), cache.tail(1), cache, 1, counter)[0, -1]

@@ -9,8 +9,8 @@ import torch
 
 from kvquilt.identity import SegmentKey, segment_key
 from kvquilt.ledger import DocumentUse, Ledger, Provenance
-from kvquilt.model.attention import RowPlan
 from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.rows import RowPlan
 from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement
 from kvquilt.repair.operator import assemble, repair

@@ -1,18 +1,7 @@
-"""Attention over slots: which keys a row may see, and grouped heads without repeating keys and values.
-
-    slots   0 1 2 3 4 5 6 7 8        rows = [2, 7, 8]: row 2 sees slots 0..2, row 7 sees 0..7, row 8 sees 0..8
-            d d d d d d d q q        (d: a document's slot, q: the question's)
-
-The mask goes by slot, never by the index inside `rows`: a gathered early row must not see later documents.
-Positions are slot + offset, so a window in positions is the same window in slots.
-"""
+"""Attention over slots, after the plan of the running forward; grouped heads without repeating keys and values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,93 +10,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from kvquilt.model.rows import LayerReached, SlotView, current_plan
+
 NAME = "kvquilt_slots"
-_BLOCK_ROWS = 512  # bounds the mask of a block, lets early rows skip late keys
-_ACTIVE: ContextVar[RowPlan | None] = ContextVar("kvquilt_row_plan", default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Rows ``first:last`` of a plan see slots ``low:high`` under `mask` ``[group * rows, high - low]``."""
-
-    first: int
-    last: int
-    low: int
-    high: int
-    mask: torch.Tensor | None
-
-
-@dataclass(eq=False, slots=True)
-class RowPlan:
-    """The rows one forward computes.
-
-    Attributes:
-        rows: ``[R]`` int64 on the CPU, strictly ascending slot indices.
-        filled: slots that hold keys once the rows are written; slot ``filled`` and later are never read.
-        offset: logical position of slot 0.
-        keys_only: stop once the last layer's keys are written, for a compile pass, whose output nobody reads.
-        windows: what each call of `attend` was given, in order; filled as the forward goes.
-    """
-
-    rows: torch.Tensor
-    filled: int
-    offset: int = 0
-    keys_only: bool = False
-    windows: list[int | None] = field(default_factory=list, repr=False)
-    _index: slice | torch.Tensor | None = field(default=None, repr=False)
-    _blocks: dict[tuple[object, ...], list[Block]] = field(default_factory=dict, repr=False)
-
-    @property
-    def index(self) -> slice | torch.Tensor:
-        """How to write the rows: a slice where they are contiguous, which needs no gather. Asked once per layer."""
-        if self._index is None:
-            first, last = int(self.rows[0]), int(self.rows[-1])
-            self._index = slice(first, last + 1) if last - first + 1 == len(self.rows) else self.rows
-        return self._index
-
-    @property
-    def is_prefill(self) -> bool:
-        """All slots are computed, so plain causal attention is right."""
-        return len(self.rows) == self.filled
-
-    def blocks(self, window: int | None, group: int, like: torch.Tensor) -> list[Block]:
-        """Blocks of rows with their masks for one window; built once per forward and window."""
-        key = (window, group, like.dtype, like.device)
-        if key not in self._blocks:
-            self._blocks[key] = [self._block(i, window, group, like) for i in range(0, len(self.rows), _BLOCK_ROWS)]
-        return self._blocks[key]
-
-    def _block(self, first: int, window: int | None, group: int, like: torch.Tensor) -> Block:
-        rows = self.rows[first : first + _BLOCK_ROWS]
-        high = int(rows[-1]) + 1
-        low = 0 if window is None else max(0, int(rows[0]) - window + 1)
-        if len(rows) == 1:
-            return Block(first, first + 1, low, high, None)
-        keys = torch.arange(low, high)
-        hidden = keys > rows[:, None]
-        if window is not None:
-            hidden |= keys <= rows[:, None] - window
-        # a float mask: some kernels add a boolean one as 0 and 1
-        mask = torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, torch.finfo(like.dtype).min)
-        return Block(first, first + len(rows), low, high, mask.repeat(group, 1).to(like.device))
-
-
-class KeysWritten(Exception):  # no error: it leaves a forward that has done its work
-    """The last layer's keys and values are in their slots."""
-
-
-@contextmanager
-def active(plan: RowPlan) -> Iterator[None]:
-    """Make `plan` the one that attention and slots follow inside the block."""
-    token = _ACTIVE.set(plan)
-    try:
-        yield
-    finally:
-        _ACTIVE.reset(token)
-
-
-def current_plan() -> RowPlan | None:
-    return _ACTIVE.get()
 
 
 def attend(
@@ -128,7 +33,7 @@ def attend(
     Returns:
         ``[batch, rows, heads, value_dim]``, contiguous, and no weights.
     """
-    plan = _ACTIVE.get()
+    plan = current_plan()
     if plan is None:
         out, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **kwargs
@@ -136,17 +41,30 @@ def attend(
         return out, None
     plan.windows.append(sliding_window)
     window = sliding_window if sliding_window is not None and sliding_window < plan.filled else None
-    if plan.is_prefill and window is None:
+    layer: int = getattr(module, "layer_idx", -1)
+    if plan.watcher is not None:
+        plan.watcher.attends(layer, plan, query, key, scaling or query.shape[-1] ** -0.5, window)
+    if plan.until == layer:
+        raise LayerReached
+    plan.count_pairs(window)
+    rows = plan.current
+    if rows.is_prefill and window is None:
         grouped = query.shape[1] != key.shape[1]
         out = scaled_dot_product_attention(
             query, key, value, is_causal=query.shape[2] > 1, scale=scaling, enable_gqa=grouped
         )
         return out.transpose(1, 2).contiguous(), None
     group = query.shape[1] // key.shape[1]
-    parts = [
-        _folded(query[:, :, b.first : b.last], key[:, :, b.low : b.high], value[:, :, b.low : b.high], b.mask, scaling)
-        for b in plan.blocks(window, group, query)
-    ]
+    tempered = None if plan.view is None else plan.view.marked(plan.filled)
+    parts = []
+    for b in rows.blocks(layer, window, group, query):
+        q, k, v = query[:, :, b.first : b.last], key[:, :, b.low : b.high], value[:, :, b.low : b.high]
+        if plan.view is None or tempered is None:
+            parts.append(_folded(q, k, v, b.mask, scaling))
+        else:
+            parts.append(_tempered(q, k, v, b.mask, scaling, plan.view, tempered[b.low : b.high]))
+    if not parts:  # a layer that none of the rows passes
+        parts = [query.new_empty(*query.shape[:3], value.shape[-1])]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
     return out.transpose(1, 2).contiguous(), None
 
@@ -161,9 +79,38 @@ def _folded(
     return out.reshape(batch, heads, rows, v.shape[-1])
 
 
+def _tempered(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    view: SlotView,
+    marked: torch.Tensor,
+) -> torch.Tensor:
+    """Attention in two parts, merged by log-sum-exp: the marked slots' logits / T, their log-sum-exp times scale * T.
+
+    Equals multiplying the marked slots' weights by one factor per row, so one softmax over corrected logits does it:
+    ``log w = logit / T + (scale * T - 1) * logsumexp(logits / T)``. In fp32.
+    """
+    batch, heads, rows, dim = q.shape
+    marked = marked.to(q.device)
+    folded = q.reshape(batch, k.shape[1], heads // k.shape[1] * rows, dim).float()
+    logits = folded @ k.float().transpose(-1, -2) * (scaling or dim**-0.5)
+    if mask is not None:
+        logits = logits + mask.float()
+    documents = (logits / view.temperature).masked_fill(~marked, -torch.inf)
+    total = documents.logsumexp(-1, keepdim=True)
+    # rows before the first document see none of the marked slots: their sum is -inf or the mask's own minimum
+    factor = torch.where(total > torch.finfo(mask.dtype if mask is not None else torch.float32).min / 4, total, 0.0)
+    corrected = logits / view.temperature + (view.scale * view.temperature - 1) * factor
+    weights = torch.where(marked, corrected, logits).softmax(-1)
+    return (weights @ v.float()).to(q.dtype).reshape(batch, heads, rows, v.shape[-1])
+
+
 def _mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
     """Mask function under `NAME`: a plan brings its own masks, anything else gets the stock one."""
-    return None if _ACTIVE.get() is not None else sdpa_mask(*args, **kwargs)
+    return None if current_plan() is not None else sdpa_mask(*args, **kwargs)
 
 
 def register() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -14,8 +16,8 @@ from transformers import PreTrainedModel
 from kvquilt.errors import NumericsError, UnsupportedModelError
 from kvquilt.identity import Fingerprint, digest_fields
 from kvquilt.model import attention
-from kvquilt.model.attention import KeysWritten, RowPlan, active
 from kvquilt.model.capability import Capability, inspect
+from kvquilt.model.rows import LayerReached, RowPlan, active
 from kvquilt.model.single_row import SingleRowProducts
 from kvquilt.model.slots import SlotCache, SlotPool
 
@@ -31,11 +33,23 @@ class RowCounter:
 
     Attributes:
         rows: rows that entered the first layer (batch x rows).
-        token_layers: the same summed over all layers.
+        token_layers: rows that entered a layer, summed over all layers.
+        unfinished: those of them whose layer was left once keys and values (and queries) were there.
+        pairs: query-key pairs attended to, over all layers.
     """
 
     rows: int = 0
     token_layers: int = 0
+    unfinished: int = 0
+    pairs: int = 0
+
+    def charge(self, projection_share: float) -> int:
+        """Token-layers to charge: an unfinished row costs its projections only, rounded up together.
+
+        Args:
+            projection_share: weights of a layer's query, key and value projections over all its weights.
+        """
+        return self.token_layers - self.unfinished + math.ceil(self.unfinished * projection_share)
 
 
 @dataclass(eq=False, slots=True)
@@ -55,6 +69,7 @@ class LanguageModel:
     threads: int
     stop_ids: frozenset[int]
     layer_weights: int  # that every row passes: all parameters of the decoder layers
+    projection_share: float  # of them, in the query, key and value projections
     head_weights: int  # of the output head, passed by rows whose logits are wanted
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
@@ -89,6 +104,7 @@ class LanguageModel:
             threads=torch.get_num_threads(),
             stop_ids=_stop_ids(hf, tokenizer),
             layer_weights=sum(p.numel() for p in _layers(hf).parameters()),
+            projection_share=_projection_share(hf),
             head_weights=int(hf.get_output_embeddings().weight.numel()),
         )
         model._probe(stock)
@@ -129,10 +145,11 @@ class LanguageModel:
         Raises:
             NumericsError: a row's logits hold NaN or are infinite.
         """
-        positions = (plan.rows + plan.offset).to(self.device)[None]
+        positions = plan.positions.to(self.device)[None]
         one_row = ids.numel() == 1 and self.dtype == torch.bfloat16 and self.device.type == "cpu"
         products = self.products.installed() if one_row else nullcontext()
-        with self._lock, torch.inference_mode(), active(plan), products, _counting(self.hf, counter):
+        walking = _walking(self.hf, plan) if plan.walks else nullcontext()
+        with self._lock, torch.inference_mode(), active(plan), products, walking, _counting(self.hf, counter):
             inputs: dict[str, Any] = {
                 "input_ids": ids.to(self.device),
                 "position_ids": positions.expand(ids.shape[0], -1),
@@ -141,12 +158,14 @@ class LanguageModel:
             }
             out: torch.Tensor
             if logits == 0:
-                with suppress(KeysWritten):
+                with suppress(LayerReached):
                     self.hf.base_model(**inputs)
                 out = torch.empty(ids.shape[0], 0, 0)
             else:
                 out = self.hf(**inputs, logits_to_keep=logits).logits.float()
-        cache.filled = plan.filled
+        cache.filled, cache.view = plan.filled, plan.view
+        if counter is not None:
+            counter.pairs += plan.pairs * ids.shape[0]
         if logits and not torch.isfinite(out.amax(-1)).all():
             raise NumericsError(f"{self.name} produced NaN or infinite logits; try dtype float32")
         return out
@@ -166,9 +185,8 @@ class LanguageModel:
             if behind is not None:
                 cache.slot_keys[:, :, :, :start] = behind.slot_keys[:, :, :, :start]
                 cache.slot_values[:, :, :, :start] = behind.slot_values[:, :, :, :start]
-            self.forward(
-                ids, RowPlan(torch.arange(start, start + tokens), start + tokens, keys_only=True), cache, 0, counter
-            )
+            rows = torch.arange(start, start + tokens)
+            self.forward(ids, RowPlan(rows, start + tokens, until=self.capability.layers - 1), cache, 0, counter)
         except BaseException:
             self.pool.release(cache)
             raise
@@ -247,20 +265,91 @@ def _counting(hf: PreTrainedModel, counter: RowCounter | None) -> Iterator[None]
         yield
         return
 
-    def count(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hidden = args[0] if args else kwargs["hidden_states"]
         rows = hidden.shape[0] * hidden.shape[1]
         counter.token_layers += rows
+        counter.unfinished += rows
         if module is layers[0]:
             counter.rows += rows
 
+    def leave(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        counter.unfinished -= hidden.shape[0] * hidden.shape[1]
+
     layers = _layers(hf)
-    handles = [layer.register_forward_pre_hook(count, with_kwargs=True) for layer in layers]
+    handles = [layer.register_forward_pre_hook(enter, with_kwargs=True) for layer in layers]
+    handles += [layer.register_forward_hook(leave, with_kwargs=True) for layer in layers]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _walking(hf: PreTrainedModel, plan: RowPlan) -> Iterator[None]:
+    """Let every decoder layer of this forward compute its own rows of the plan only.
+
+    Between layers the hidden states are of all rows; a layer gets those of its active ones, with everything that goes
+    by row (positions, rotary angles), and its output is put back among the others.
+    """
+    waiting: list[torch.Tensor] = []
+
+    def narrow(
+        index: int, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        inner = {**kwargs, "hidden_states": args[0]} if args else kwargs
+        if len(args) > 1:
+            raise UnsupportedModelError(f"{type(module).__name__} takes more than its hidden states by position")
+        hidden = inner["hidden_states"]
+        if plan.entering is not None and plan.entering[0] == index:
+            _, those, states = plan.entering
+            hidden = hidden.index_copy(1, those.to(hidden.device), states.to(hidden))
+        if plan.watcher is not None:
+            plan.watcher.enters(index, plan, hidden)
+        indices = plan.enter(index)
+        if indices is None:
+            return (), {**inner, "hidden_states": hidden}
+        waiting.append(hidden)
+        chosen = indices.to(hidden.device)
+        by_row = ("position_embeddings", "position_ids")
+        cut = {name: _rows_of(value, chosen, len(plan.rows)) for name, value in inner.items() if name in by_row}
+        return (), {**inner, **cut, "hidden_states": hidden[:, chosen]}
+
+    def widen(index: int, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        indices = plan.active.get(index)
+        if indices is None:
+            return None
+        first = output[0] if isinstance(output, tuple) else output
+        whole = waiting.pop().index_copy(1, indices.to(first.device), first)
+        return (whole, *output[1:]) if isinstance(output, tuple) else whole
+
+    layers = _layers(hf)
+    handles = [layer.register_forward_pre_hook(partial(narrow, i), with_kwargs=True) for i, layer in enumerate(layers)]
+    handles += [layer.register_forward_hook(partial(widen, i), with_kwargs=True) for i, layer in enumerate(layers)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _rows_of(value: Any, chosen: torch.Tensor, rows: int) -> Any:
+    """`chosen` of everything that has `rows` along its second dimension."""
+    if isinstance(value, tuple | list):
+        return type(value)(_rows_of(each, chosen, rows) for each in value)
+    if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1] == rows:
+        return value[:, chosen]
+    return value
+
+
+def _projection_share(hf: PreTrainedModel) -> float:
+    """Weights of the query, key and value projections over all weights of the decoder layers."""
+    layers = _layers(hf)
+    named = [(name, p.numel()) for layer in layers for name, p in layer.named_parameters() if "self_attn." in name]
+    inside = sum(n for name, n in named if "o_proj" not in name and "dense" not in name.split("self_attn.")[1])
+    return inside / sum(p.numel() for p in layers.parameters())
 
 
 def _fingerprint(hf: PreTrainedModel, tokenizer: Any, capability: Capability, weights: str) -> Fingerprint:

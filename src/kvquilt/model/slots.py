@@ -13,7 +13,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from kvquilt.errors import IntegrityError
-from kvquilt.model.attention import KeysWritten, current_plan
+from kvquilt.model.rows import LayerReached, RowPlan, SlotView, current_plan
 
 
 class SlotLayer(CacheLayerMixin):
@@ -23,9 +23,9 @@ class SlotLayer(CacheLayerMixin):
     keys: torch.Tensor  # from the start, unlike in the base class
     values: torch.Tensor
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, is_last: bool) -> None:
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.keys, self.values, self._is_last = keys, values, is_last
+        self.keys, self.values, self._layer = keys, values, layer
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -34,15 +34,17 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scatter ``[batch, kv_heads, rows, dim]`` into the plan's rows; return the filled slots, not a copy."""
+        """Scatter ``[batch, kv_heads, rows, dim]`` into the layer's rows; return the filled slots, not a copy."""
         plan = current_plan()
         if plan is None:
             raise IntegrityError("a slot cache is written through a row plan only; it cannot be passed to generate()")
-        index = plan.index
+        if plan.watcher is not None:
+            plan.watcher.writes(self._layer, plan, (self.keys, self.values), (key_states, value_states))
+        index = plan.current.index
         self.keys[:, :, index] = key_states
         self.values[:, :, index] = value_states
-        if self._is_last and plan.keys_only:
-            raise KeysWritten
+        if plan.until == self._layer and not plan.queries:
+            raise LayerReached
         return self.keys[:, :, : plan.filled], self.values[:, :, : plan.filled]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -63,22 +65,33 @@ class SlotCache(Cache):
         slot_keys: ``[layers, batch, kv_heads, capacity, key_dim]``; `slot_values` likewise with value_dim. Owned and
             private: stored segments are copied in and never written.
         filled: slots in use, always a prefix of the capacity. What lies behind is garbage and never read.
+        view: where the slots stand, if not at their own numbers.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        last = len(keys) - 1
         pairs = enumerate(zip(keys, values, strict=True))
-        super().__init__(layers=[SlotLayer(k, v, i == last) for i, (k, v) in pairs])
+        super().__init__(layers=[SlotLayer(k, v, i) for i, (k, v) in pairs])
         self.slot_keys, self.slot_values = keys, values
         self.filled = 0
+        self.view: SlotView | None = None
 
     @property
     def capacity(self) -> int:
         return int(self.slot_keys.shape[3])
 
     @property
+    def next_position(self) -> int:
+        """Logical position of the next token, which is not `filled` where tokens were dropped or share positions."""
+        return self.filled if self.view is None else int(self.view.at(torch.tensor(self.filled)))
+
+    @property
     def nbytes(self) -> int:
         return self.slot_keys.nbytes + self.slot_values.nbytes
+
+    def tail(self, count: int) -> RowPlan:
+        """The plan that writes the next `count` tokens behind the filled slots."""
+        total = self.filled + count
+        return RowPlan(torch.arange(self.filled, total), total, view=self.view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +132,7 @@ class SlotPool:
             # the slack bound keeps a huge buffer from serving, and being held by, small requests
             if spare is not None and batch == 1 and capacity <= spare.capacity <= 4 * capacity + 1024:
                 self._spare = None
-                spare.filled = 0
+                spare.filled, spare.view = 0, None
                 return self._lend(spare)
         room = -(-capacity // 64) * 64
         key_dim, value_dim = self._dims
@@ -182,7 +195,7 @@ class SlotPool:
         larger = self.acquire(capacity)
         larger.slot_keys[:, :, :, : cache.filled] = cache.slot_keys[:, :, :, : cache.filled]
         larger.slot_values[:, :, :, : cache.filled] = cache.slot_values[:, :, :, : cache.filled]
-        larger.filled = cache.filled
+        larger.filled, larger.view = cache.filled, cache.view
         self.release(cache)
         return larger
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from kvquilt.model.attention import RowPlan
 from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.rows import RowPlan
 from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement
 from kvquilt.segment import CompiledSegment, place
