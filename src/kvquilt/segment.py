@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,6 +28,7 @@ class CompiledSegment:
         start: position of the first row in the stored keys: 0 is the local frame; a segment encoded behind a
             shared prefix keeps the position it was encoded at, so that it is rotated once, not twice.
         prefix: hex digest of the ids it was encoded behind, or "" for none.
+        side: what else the writer noted, by name; CPU tensors of any shape and dtype. Cannot be changed.
     """
 
     ids: tuple[int, ...]
@@ -34,6 +36,11 @@ class CompiledSegment:
     values: torch.Tensor
     start: int = 0
     prefix: str = ""
+    side: Mapping[str, torch.Tensor] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        # a copy in one order: whoever passed the mapping may go on writing to it, and equal segments give equal files
+        object.__setattr__(self, "side", MappingProxyType(dict(sorted(self.side.items()))))
 
     @property
     def tokens(self) -> int:
@@ -41,8 +48,8 @@ class CompiledSegment:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return self.keys.nbytes + self.values.nbytes
+        """Bytes of keys, values and side data."""
+        return self.keys.nbytes + self.values.nbytes + sum(tensor.nbytes for tensor in self.side.values())
 
 
 def prefix_digest(ids: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,7 +27,7 @@ from kvquilt.store import (
     Tier,
     TierStats,
 )
-from tests.store.segments import bits, key_of, make, same
+from tests.store.segments import bits, key_of, make, noted, same
 
 LARGE = 1 << 24
 
@@ -318,6 +319,55 @@ def test_slices_of_a_larger_batch_are_stored_alone(open_tier: Opener) -> None:
     answer = tier.get(key_of(segment), segment.ids)
     assert isinstance(answer, Hit)
     assert same(answer.segment, segment)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [0, 1, 3, 4])
+def test_side_data_comes_back_whole_and_counts(open_tier: Opener, dtype: torch.dtype, tokens: int) -> None:
+    tier = open_tier(LARGE)
+    segment, plain = noted(1, tokens, dtype), make(1, tokens, dtype)
+    put(tier, plain)
+    alone = tier.stats().bytes
+    put(tier, segment)
+    extra = sum(tensor.nbytes for tensor in segment.side.values())
+    assert segment.nbytes == plain.nbytes + extra
+    assert tier.stats().bytes >= alone + extra
+    if tier.name != "memory":
+        tier = open_tier(LARGE)
+    answer = tier.get(key_of(segment), segment.ids, Layout.of(segment))
+    assert isinstance(answer, Hit)
+    assert same(answer.segment, segment)
+    assert answer.bytes_read == segment.nbytes
+    assert all(not tensor.is_cuda for tensor in answer.segment.side.values())
+
+
+def test_a_segment_without_the_side_data_it_needs_is_a_counted_miss_until_it_is_replaced(open_tier: Opener) -> None:
+    tier = open_tier(LARGE)
+    plain, segment = make(1), noted(1)
+    needs = dataclasses.replace(Layout.of(plain), side=frozenset({"outside", "digest"}))
+    put(tier, plain)
+    assert tier.get(key_of(plain), plain.ids, needs) == Miss(MissReason.SIDE_DATA_MISSING)
+    assert tier.stats().misses["side_data_missing"] == 1
+    assert isinstance(tier.get(key_of(plain), plain.ids, Layout.of(plain)), Hit), "it is sound for everybody else"
+    put(tier, segment)
+    answer = tier.get(key_of(plain), plain.ids, needs)
+    assert isinstance(answer, Hit)
+    assert same(answer.segment, segment), "more side data than is needed does no harm"
+    assert isinstance(tier.get(key_of(plain), plain.ids, Layout.of(plain)), Hit)
+    wrong = dataclasses.replace(needs, layers=needs.layers + 1)
+    assert tier.get(key_of(plain), plain.ids, wrong) == Miss(MissReason.WRONG_SHAPE)
+
+
+def test_side_data_that_are_slices_are_stored_alone(open_tier: Opener) -> None:
+    tier = open_tier(LARGE)
+    large = torch.randn(4096, 8, generator=torch.Generator().manual_seed(0))
+    segment = dataclasses.replace(make(1), side={"residual-2": large[5:9]})
+    put(tier, segment)
+    answer = tier.get(key_of(segment), segment.ids)
+    assert isinstance(answer, Hit)
+    assert same(answer.segment, segment)
+    if tier.name == "memory":
+        assert answer.segment.side["residual-2"].untyped_storage().nbytes() == 4 * 8 * 4
 
 
 def test_what_was_removed_is_gone(open_tier: Opener) -> None:

@@ -18,6 +18,20 @@ def make(number: int, tokens: int = 4, dtype: torch.dtype = torch.float32, layer
     return CompiledSegment(ids, keys, values, start=number % 7, prefix="ab" * (number % 2))
 
 
+def noted(number: int, tokens: int = 4, dtype: torch.dtype = torch.float32) -> CompiledSegment:
+    """`make` with side data of every kind: fp32 per token, integers, the model's dtype, nothing at all."""
+    plain = make(number, tokens, dtype)
+    generator = torch.Generator().manual_seed(number)
+    side = {
+        "outside": torch.rand(tokens, generator=generator),
+        "digest": torch.arange(6, dtype=torch.int32).view(2, 3) + number,
+        "residual-1": torch.randn(tokens, 16, generator=generator).to(dtype),
+        "inter": torch.zeros(0),
+        "earlier": torch.arange(3, dtype=torch.uint8),
+    }
+    return CompiledSegment(plain.ids, plain.keys, plain.values, plain.start, plain.prefix, side)
+
+
 def key_of(segment: CompiledSegment, tenant: str | None = None) -> SegmentKey:
     return segment_key("fingerprint", "writer", tenant, segment.ids)
 
@@ -37,7 +51,13 @@ def same(left: CompiledSegment | None, right: CompiledSegment | None) -> bool:
         and left.values.shape == right.values.shape
         and bits(left.keys) == bits(right.keys)
         and bits(left.values) == bits(right.values)
+        and list(left.side) == list(right.side)
+        and all(_same(left.side[name], right.side[name]) for name in left.side)
     )
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return (left.dtype, left.shape, bits(left)) == (right.dtype, right.shape, bits(right))
 
 
 def bits(tensor: torch.Tensor) -> bytes:

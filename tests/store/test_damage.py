@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from kvquilt.errors import InputError, StoreUnavailableError
 from kvquilt.identity import SegmentKey
 from kvquilt.segment import CompiledSegment
 from kvquilt.store import DiskTier, Hit, Miss, MissReason, Store, Stored
-from kvquilt.store.format import parse
-from tests.store.segments import key_of, make, same, wanted
+from kvquilt.store.format import encode, parse
+from tests.store.segments import key_of, make, noted, same, wanted
 
 
 @pytest.fixture
@@ -45,11 +46,13 @@ def others_are_intact(tier: DiskTier) -> bool:
     )
 
 
-def reseal(content: bytes, changes: dict[str, str]) -> bytes:
-    """The file with other metadata and a checksum that is right for them."""
+def reseal(content: bytes, changes: dict[str, str], tensors: dict[str, dict[str, object]] | None = None) -> bytes:
+    """The file with other metadata, or other things said of its tensors, and a checksum that is right for them."""
     length = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:length])
     header["__metadata__"] |= changes | {"checksum": "0" * 64}
+    for name, change in (tensors or {}).items():
+        header[name] |= change
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % 64)
     head = len(text).to_bytes(8, "little") + text
@@ -163,6 +166,85 @@ def test_a_damaged_file_stays_until_the_next_put_replaces_it(tier: DiskTier) -> 
     tier.check_integrity()
 
 
+@pytest.fixture
+def with_side(tier: DiskTier) -> bytes:
+    """Segment 1 is stored again with side data; the file's content."""
+    assert isinstance(tier.put(key_of(noted(1)), noted(1)), Stored)
+    return path_of(tier, 1).read_bytes()
+
+
+def test_side_data_cut_anywhere_are_never_a_segment(tier: DiskTier, with_side: bytes) -> None:
+    header = parse(with_side, len(with_side))
+    assert header.end - header.ids_end > 100
+    for length in range(header.ids_end, len(with_side)):
+        path_of(tier, 1).write_bytes(with_side[:length])
+        assert get(tier, 1) == Miss(MissReason.TRUNCATED), f"cut at {length}"
+    path_of(tier, 1).write_bytes(with_side + b"\x00")
+    assert get(tier, 1) == Miss(MissReason.CORRUPT)
+    assert others_are_intact(tier)
+
+
+def test_one_flipped_bit_in_side_data_or_their_header_is_never_a_segment(tier: DiskTier, with_side: bytes) -> None:
+    header = parse(with_side, len(with_side))
+    for at in [*range(header.keys_at), *range(header.ids_end, header.end)]:
+        flipped = bytearray(with_side)
+        flipped[at] ^= 1 << (at % 8)
+        path_of(tier, 1).write_bytes(flipped)
+        assert isinstance(get(tier, 1), Miss), f"bit flipped in byte {at}"
+    path_of(tier, 1).write_bytes(with_side)
+    answer = get(tier, 1)
+    assert isinstance(answer, Hit)
+    assert same(answer.segment, noted(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("side.outside", {"shape": [5]}),
+        ("side.outside", {"shape": [-4]}),
+        ("side.outside", {"shape": [-2, -2]}),
+        ("side.outside", {"shape": None}),
+        ("side.outside", {"dtype": "F16"}),
+        ("side.outside", {"dtype": "F8"}),
+        ("side.outside", {"data_offsets": [0, 16]}),
+        ("side.inter", {"shape": [1]}),
+        ("side.digest", {"shape": [[2], 3]}),
+    ],
+)
+def test_a_wrong_shape_or_place_of_side_data_is_corrupt_though_the_checksum_is_right(
+    tier: DiskTier, with_side: bytes, name: str, change: dict[str, object]
+) -> None:
+    path_of(tier, 1).write_bytes(reseal(with_side, {}, {name: change}))
+    assert get(tier, 1) == Miss(MissReason.CORRUPT)
+    assert dict(tier.verify().reasons) == {"corrupt": 1}
+
+
+def test_a_tensor_that_is_no_side_data_is_corrupt(tier: DiskTier, with_side: bytes) -> None:
+    for old, new in ((b'"side.outside"', b'"outside.side"'), (b'"side.outside"', b'"side.out/../"')):
+        path_of(tier, 1).write_bytes(reseal(with_side.replace(old, new), {}))
+        assert get(tier, 1) == Miss(MissReason.CORRUPT)
+
+
+def test_files_with_side_data_are_plain_safetensors_too(tier: DiskTier, with_side: bytes) -> None:
+    with safe_open(path_of(tier, 1), "pt") as file:
+        for name, tensor in noted(1).side.items():
+            assert torch.equal(file.get_tensor(f"side.{name}"), tensor)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "digest"),
+    [
+        (torch.float32, "1ca4f80e5af2246d831738cbfd4618f15973237881450ac25f5a5a8b2c4866c4"),
+        (torch.bfloat16, "9b8b6c47c53810f3e9b24ce6f4e43f9868e6143cc272fb099212564caeddac7c"),
+    ],
+)
+def test_a_file_without_side_data_is_what_it_always_was(dtype: torch.dtype, digest: str) -> None:
+    keys = (torch.arange(96).view(2, 2, 3, 8) / 8).to(dtype)
+    values = (torch.arange(48).view(2, 2, 3, 4) / -4).to(dtype)
+    segment = CompiledSegment((7, 8, 9), keys, values, 5, "ab")
+    assert blake3(b"".join(encode(key_of(segment), segment))).hexdigest() == digest
+
+
 def test_verify_names_the_damaged_and_repair_removes_only_them(tier: DiskTier) -> None:
     path_of(tier, 1).write_bytes(path_of(tier, 1).read_bytes()[:-1])
     flipped = bytearray(path_of(tier, 2).read_bytes())
@@ -254,6 +336,9 @@ def test_a_malformed_segment_is_refused_before_anything_is_written(tier: DiskTie
         CompiledSegment(good.ids, good.keys, good.values.half()),
         CompiledSegment(good.ids, good.keys.to(torch.complex64), good.values.to(torch.complex64)),
         CompiledSegment((1, 2, 3, 1 << 31), good.keys, good.values),
+        replace(good, side={"Upper": torch.zeros(1)}),
+        replace(good, side={"": torch.zeros(1)}),
+        replace(good, side={"outside": torch.zeros(1, dtype=torch.complex64)}),
     ):
         with pytest.raises(InputError):
             tier.put(key_of(good), bad)
@@ -265,3 +350,12 @@ def test_a_folder_with_something_else_in_it_is_no_store_and_stays_as_it_was(tmp_
     with pytest.raises(StoreUnavailableError, match=r"letter\.txt"):
         Store.open(tmp_path, 1 << 20)
     assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_side_data_cannot_be_changed_once_they_are_in_a_segment() -> None:
+    mine = {"b": torch.zeros(1), "a": torch.ones(1)}
+    segment = replace(make(1), side=mine)
+    mine["c"] = torch.zeros(1)
+    assert list(segment.side) == ["a", "b"], "in one order, so that equal segments give equal files"
+    with pytest.raises(TypeError):
+        segment.side["a"] = torch.zeros(1)  # type: ignore[index]

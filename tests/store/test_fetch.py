@@ -12,7 +12,7 @@ from kvquilt.errors import InputError, IntegrityError, StoreError
 from kvquilt.identity import SegmentKey, namespace
 from kvquilt.segment import CompiledSegment
 from kvquilt.store import Failure, Layout, MemoryTier, Miss, MissReason, Store
-from tests.store.segments import key_of, make, same, wanted
+from tests.store.segments import key_of, make, noted, same, wanted
 
 
 @pytest.fixture
@@ -259,3 +259,60 @@ def test_rm_takes_one_a_namespace_or_all(store: Store) -> None:
 def test_a_negative_budget_is_refused(tmp_path: Path, field: str) -> None:
     with pytest.raises(InputError, match=field):
         Store.open(tmp_path, **{"memory_bytes": 0} | {field: -1})
+
+
+def test_a_segment_without_needed_side_data_is_compiled_anew_and_replaced_in_every_tier(store: Store) -> None:
+    for number in (1, 2):
+        store.put(key_of(make(number)), make(number))
+    plain = Layout.of(make(1))
+    needs = Layout.of(noted(1))
+    calls: list[list[int]] = []
+
+    def compile(missing: list[int]) -> Iterator[tuple[int, CompiledSegment]]:
+        calls.append(missing)
+        for at in missing:
+            yield at, noted(at + 1)
+
+    both = [wanted(make(1)), wanted(make(2))]
+    with store.fetch(both, compile, layout=[needs, plain]) as held:
+        assert [each.reason for each in held] == ["side_data_missing", ""]
+        assert same(held[0].segment, noted(1))
+        assert same(held[1].segment, make(2)), "what needs none is left alone"
+    assert calls == [[0]]
+    assert all(stats.misses["side_data_missing"] == 1 for stats in store.stats().values())
+    store.clear_memory()
+    with store.fetch(both, compile, layout=[needs, plain]) as held:
+        assert [each.tier for each in held] == ["disk", "disk"]
+        assert same(held[0].segment, noted(1))
+    assert calls == [[0]]
+
+
+def test_memory_without_side_data_is_filled_from_a_disk_that_has_them(store: Store) -> None:
+    assert store.disk is not None
+    store.disk.put(key_of(noted(1)), noted(1))
+    assert store.memory is not None
+    store.memory.put(key_of(make(1)), make(1))
+    for tier in ("disk", "memory"):
+        with store.fetch([wanted(make(1))], layout=Layout.of(noted(1))) as held:
+            assert held[0].tier == tier
+
+
+def test_a_segment_wanted_twice_has_the_side_data_of_both(store: Store) -> None:
+    plain = Layout.of(make(1))
+    needs = Layout.of(noted(1))
+    store.put(key_of(make(1)), make(1))
+
+    def compile(missing: list[int]) -> Iterator[tuple[int, CompiledSegment]]:
+        yield from ((at, noted(1)) for at in missing)
+
+    with store.fetch([wanted(make(1))] * 2, compile, layout=[plain, needs]) as held:
+        assert [same(each.segment, noted(1)) for each in held] == [True, True]
+
+
+def test_a_compiler_that_leaves_needed_side_data_out_is_an_error(store: Store) -> None:
+    with (
+        pytest.raises(StoreError, match="does not have"),
+        store.fetch([wanted(make(1))], Compiler([1]), layout=Layout.of(noted(1))),
+    ):
+        pytest.fail("nothing was to be had")
+    assert not store.contains(key_of(make(1)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -26,6 +26,7 @@ class MissReason(StrEnum):
     WRONG_VERSION = "wrong_version"
     WRONG_DTYPE = "wrong_dtype"
     WRONG_SHAPE = "wrong_shape"
+    SIDE_DATA_MISSING = "side_data_missing"  # sound, but without something its reader needs
     COLLISION = "collision"  # the same digest, other token ids
     UNREADABLE = "unreadable"  # the operating system refused the read
 
@@ -58,30 +59,38 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a model can attend to: a stored segment of any other layout is a miss."""
+    """What a model can attend to, and what a method needs beside: a segment of any other layout is a miss.
+
+    Attributes:
+        side: names of the side data that the segment must have; more is welcome.
+    """
 
     dtype: torch.dtype
     layers: int
     kv_heads: int
     key_dim: int
     value_dim: int
+    side: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, segment: CompiledSegment) -> Layout:
         layers, kv_heads, _, key_dim = segment.keys.shape
-        return cls(segment.keys.dtype, layers, kv_heads, key_dim, segment.values.shape[-1])
+        value_dim = segment.values.shape[-1]
+        return cls(segment.keys.dtype, layers, kv_heads, key_dim, value_dim, frozenset(segment.side))
 
     def refusal(self, segment: CompiledSegment) -> MissReason | None:
         """Why `segment` does not fit this layout, or None."""
         other = Layout.of(segment)
         if other.dtype != self.dtype:
             return MissReason.WRONG_DTYPE
-        return None if other == self else MissReason.WRONG_SHAPE
+        if replace(other, side=self.side) != self:
+            return MissReason.WRONG_SHAPE
+        return None if self.side <= other.side else MissReason.SIDE_DATA_MISSING
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """The segment, and how many bytes of keys and values the tier supplied."""
+    """The segment, and how many of its bytes the tier supplied."""
 
     segment: CompiledSegment
     bytes_read: int

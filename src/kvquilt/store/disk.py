@@ -201,7 +201,7 @@ class DiskTier:
         if self._verified.get(key) != identity:
             verify_checksum(raw, header)
             self._remember(key, identity)
-        if raw[header.ids_at :] != pack_ids(ids):
+        if raw[header.ids_at : header.ids_end] != pack_ids(ids):
             raise DamageError(MissReason.COLLISION)
         return segment
 

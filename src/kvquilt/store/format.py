@@ -1,10 +1,11 @@
-"""The file of one compiled segment: safetensors with keys, values, ids, and a checksum over every bit of it.
+"""The file of one compiled segment: safetensors with keys, values, ids, side data, and a checksum over all of it.
 
     8 bytes   length of the header, little-endian
     header    JSON, padded with spaces so that the tensors start on a 64-byte boundary
     keys      [layers, kv_heads, tokens, key_dim]
     values    [layers, kv_heads, tokens, value_dim]
     ids       int32 [tokens]
+    side.*    side data by name, any dtype and shape; most files have none
 
 The checksum is blake3 over the length, the header with 64 zeros in the checksum's place, and the tensors: a
 damaged start position would be as wrong as a damaged key.
@@ -15,9 +16,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -51,6 +53,8 @@ _TORCH_NAMES = {
     "I8": "int8",
     "U8": "uint8",
 }
+_SIDE = "side."
+_SIDE_NAME = re.compile(r"[a-z0-9-]{1,64}")
 
 
 class DamageError(Exception):
@@ -59,6 +63,16 @@ class DamageError(Exception):
     def __init__(self, reason: MissReason) -> None:
         self.reason = reason
         super().__init__(reason.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One tensor of side data; offsets count from the start of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    at: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +89,9 @@ class Header:
     keys_at: int
     values_at: int
     ids_at: int
+    ids_end: int
     end: int
+    side: Mapping[str, Span]
 
     @property
     def tokens(self) -> int:
@@ -85,12 +101,14 @@ class Header:
 def encode(key: SegmentKey, segment: CompiledSegment) -> list[memoryview]:
     """The file's bytes in order, without copying tensors that are contiguous and on the CPU."""
     _check(segment)
-    dtype = next(name for name, torch_name in _TORCH_NAMES.items() if str(segment.keys.dtype) == f"torch.{torch_name}")
-    tensors = {
+    dtype = _dtype_name(segment.keys)
+    tensors: dict[str, tuple[str, list[int], memoryview]] = {
         "keys": (dtype, list(segment.keys.shape), _raw(segment.keys)),
         "values": (dtype, list(segment.values.shape), _raw(segment.values)),
         "ids": ("I32", [segment.tokens], memoryview(pack_ids(segment.ids))),
     }
+    for name, tensor in segment.side.items():
+        tensors[_SIDE + name] = (_dtype_name(tensor), list(tensor.shape), _raw(tensor))
     header: dict[str, Any] = {
         "__metadata__": {
             "version": FORMAT_VERSION,
@@ -125,12 +143,20 @@ def parse(start: bytes | memoryview, size: int) -> Header:
             raise DamageError(MissReason.WRONG_VERSION)
         if meta["dtype"] != keys["dtype"] or keys["dtype"] != values["dtype"] or ids["dtype"] != "I32":
             raise DamageError(MissReason.CORRUPT)
-        shapes = [tuple(int(n) for n in part["shape"]) for part in (keys, values, ids)]
-        width = _WIDTHS[meta["dtype"]]
-        spans = [tuple(part["data_offsets"]) for part in (keys, values, ids)]
+        # in the order of the header, which is the order in the file
+        extra = {name: part for name, part in fields.items() if name not in ("__metadata__", "keys", "values", "ids")}
+        if not all(name.startswith(_SIDE) and _SIDE_NAME.fullmatch(name[len(_SIDE) :]) for name in extra):
+            raise DamageError(MissReason.CORRUPT)
+        parts = [keys, values, ids, *extra.values()]
+        shapes = [tuple(int(n) for n in part["shape"]) for part in parts]
+        spans = [tuple(part["data_offsets"]) for part in parts]
         bounds = [0]
-        for shape, each in zip(shapes, (width, width, 4), strict=True):
-            bounds.append(bounds[-1] + math.prod(shape) * each)
+        for shape, part in zip(shapes, parts, strict=True):
+            bounds.append(bounds[-1] + math.prod(shape) * _WIDTHS[part["dtype"]])
+        side = {
+            name[len(_SIDE) :]: Span(part["dtype"], shape, length + at, length + end)
+            for (name, part), shape, (at, end) in zip(extra.items(), shapes[3:], pairwise(bounds[3:]), strict=True)
+        }
         header = Header(
             key=SegmentKey(str(meta["namespace"]), str(meta["digest"])),
             dtype=meta["dtype"],
@@ -142,9 +168,15 @@ def parse(start: bytes | memoryview, size: int) -> Header:
             keys_at=length,
             values_at=length + bounds[1],
             ids_at=length + bounds[2],
-            end=length + bounds[3],
+            ids_end=length + bounds[3],
+            end=length + bounds[-1],
+            side=side,
         )
-        sound = spans == list(pairwise(bounds)) and _consistent(shapes)
+        sound = (
+            spans == list(pairwise(bounds))
+            and _consistent(shapes[:3])
+            and all(n >= 0 for shape in shapes for n in shape)
+        )
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DamageError(MissReason.CORRUPT) from error
     if not sound or header.end < size:
@@ -199,7 +231,8 @@ def decode(content: torch.Tensor, header: Header, ids: tuple[int, ...]) -> Compi
     dtype = getattr(torch, _TORCH_NAMES[header.dtype])
     keys = content[header.keys_at : header.values_at].view(dtype).view(header.keys_shape)
     values = content[header.values_at : header.ids_at].view(dtype).view(header.values_shape)
-    return CompiledSegment(ids, keys, values, header.start, header.prefix)
+    side = {name: _tensor(content, span) for name, span in header.side.items()}
+    return CompiledSegment(ids, keys, values, header.start, header.prefix, side)
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -208,6 +241,23 @@ def pack_ids(ids: Sequence[int]) -> bytes:
         return array("i", ids).tobytes()
     except OverflowError as error:
         raise InputError("ids", "token ids fit in 31 bits") from error
+
+
+def _tensor(content: torch.Tensor, span: Span) -> torch.Tensor:
+    import torch
+
+    raw = content[span.at : span.end]
+    # nothing may stand between the tensors of such a file, so an odd number of small elements displaces larger ones
+    aligned = raw if span.at % _WIDTHS[span.dtype] == 0 else raw.clone()
+    return aligned.view(getattr(torch, _TORCH_NAMES[span.dtype])).view(span.shape)
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    """The file's name for the dtype."""
+    for name, torch_name in _TORCH_NAMES.items():
+        if str(tensor.dtype) == f"torch.{torch_name}":
+            return name
+    raise InputError("segment", "its tensors have a storable dtype", str(tensor.dtype))
 
 
 def _consistent(shapes: list[tuple[int, ...]]) -> bool:
@@ -222,8 +272,11 @@ def _check(segment: CompiledSegment) -> None:
     if not _consistent([tuple(keys.shape), tuple(values.shape), (segment.tokens,)]):
         got = f"keys {tuple(keys.shape)}, values {tuple(values.shape)}, {segment.tokens} ids"
         raise InputError("segment", "keys and values are [layers, kv_heads, tokens, dim] of the same tokens", got)
-    if keys.dtype != values.dtype or str(keys.dtype).removeprefix("torch.") not in _TORCH_NAMES.values():
-        raise InputError("segment", "keys and values share one storable dtype", f"{keys.dtype}, {values.dtype}")
+    if keys.dtype != values.dtype:
+        raise InputError("segment", "keys and values share one dtype", f"{keys.dtype}, {values.dtype}")
+    for name in segment.side:
+        if not _SIDE_NAME.fullmatch(name):
+            raise InputError("segment", "names of side data are one to 64 of a-z, 0-9 and -", name)
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:

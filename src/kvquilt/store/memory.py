@@ -32,7 +32,7 @@ class _Entry:
 
 
 class MemoryTier:
-    """Keeps the tensors it is given (memory-mapped ones included) up to `budget` bytes of keys and values.
+    """Keeps the tensors it is given (memory-mapped ones included) up to `budget` bytes of keys, values and side data.
 
     What is evicted first is what saves the least work per byte: tokens x frequency / bytes. Frequency alone
     never forgets, so a segment that was popular last week would keep out everything of today; as in GDSF, each
@@ -187,7 +187,9 @@ def _value(entry: _Entry) -> float:
 
 def _compact(segment: CompiledSegment) -> CompiledSegment:
     """The segment itself, or a copy where its tensors are slices that keep a much larger buffer alive."""
-    storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in (segment.keys, segment.values))}
+    tensors = (segment.keys, segment.values, *segment.side.values())
+    storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}
     if sum(storages.values()) <= segment.nbytes + segment.nbytes // 4 + _SLACK_BYTES:
         return segment
-    return replace(segment, keys=segment.keys.clone(), values=segment.values.clone())
+    side = {name: tensor.clone() for name, tensor in segment.side.items()}
+    return replace(segment, keys=segment.keys.clone(), values=segment.values.clone(), side=side)

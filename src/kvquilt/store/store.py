@@ -37,7 +37,7 @@ class Held:
     Attributes:
         segment: None only in a look-up without `compile`.
         tier: the name of the tier that had it, "compiled", or None where it is missing.
-        bytes_read: bytes of keys and values that the tier supplied; 0 for a compiled or missing one.
+        bytes_read: its bytes, supplied by the tier; 0 for a compiled or missing one.
         reason: why no tier had it (a `MissReason`), "" where one had.
     """
 
@@ -78,7 +78,10 @@ class Store:
 
     @contextmanager
     def fetch(
-        self, wanted: Sequence[Wanted], compile: Compile | None = None, layout: Layout | None = None
+        self,
+        wanted: Sequence[Wanted],
+        compile: Compile | None = None,
+        layout: Layout | Sequence[Layout] | None = None,
     ) -> Iterator[list[Held]]:
         """Hold every wanted segment, in order, until the context ends.
 
@@ -88,11 +91,12 @@ class Store:
                 in any order. Every segment is stored as it comes, so an interruption keeps what is finished.
                 What another thread is compiling is waited for; if that fails, it is compiled here, in a further
                 call. None: look up only.
-            layout: what the model needs; anything else is a miss.
+            layout: what the model and the method need, of all or one for each of `wanted`; anything else is a miss.
 
         Raises:
             StoreError: `compile` did not deliver what it was asked for. Its own exceptions pass through.
         """
+        layouts = _layouts(wanted, layout)
         with ExitStack() as holds:
             self._count_fetch(1)
             holds.callback(self._count_fetch, -1)
@@ -101,19 +105,19 @@ class Store:
                     holds.enter_context(tier.pin(key))
             found: dict[Wanted, Held] = {}
             if compile is None:
-                reasons = self._look_up(list(dict.fromkeys(wanted)), layout, found)
+                reasons = self._look_up(list(dict.fromkeys(wanted)), layouts, found)
                 found |= {each: Held(None, None, reason=reason) for each, reason in reasons.items()}
             while missing := [each for each in dict.fromkeys(wanted) if each not in found]:
                 with self._flights.board(key for key, _ in missing) as boarding:
                     mine = [each for each in missing if each[0] not in boarding.others]
-                    reasons = self._look_up(mine, layout, found, boarding)
+                    reasons = self._look_up(mine, layouts, found, boarding)
                     if reasons and compile is not None:
-                        self._compile(wanted, reasons, compile, found, boarding)
+                        self._compile(wanted, reasons, compile, layouts, found, boarding)
                 for each in missing:
                     if flight := boarding.others.get(each[0]):
                         flight.landed.wait()
                         segment = flight.segment
-                        if segment is not None and segment.ids == each[1] and _fits(segment, layout):
+                        if segment is not None and segment.ids == each[1] and _fits(segment, layouts[each]):
                             found[each] = Held(segment, self.tiers[0].name if self.tiers else None, segment.nbytes)
             yield [found[each] for each in wanted]
 
@@ -204,13 +208,17 @@ class Store:
         self.close()
 
     def _look_up(
-        self, wanted: list[Wanted], layout: Layout | None, found: dict[Wanted, Held], boarding: Boarding | None = None
+        self,
+        wanted: list[Wanted],
+        layouts: Mapping[Wanted, Layout | None],
+        found: dict[Wanted, Held],
+        boarding: Boarding | None = None,
     ) -> dict[Wanted, str]:
         """Fill `found` from the tiers; returns why the others are missing. Memory goes first for all of them."""
         reasons = dict.fromkeys(wanted, MissReason.ABSENT.value)
         for level, tier in enumerate(self.tiers):
             for each in list(reasons):
-                answer = self._get(tier, each, layout)
+                answer = self._get(tier, each, layouts[each])
                 if isinstance(answer, Miss):
                     if answer.reason is not MissReason.ABSENT:
                         reasons[each] = answer.reason.value
@@ -230,6 +238,7 @@ class Store:
         wanted: Sequence[Wanted],
         reasons: dict[Wanted, str],
         compile: Compile,
+        layouts: Mapping[Wanted, Layout | None],
         found: dict[Wanted, Held],
         boarding: Boarding,
     ) -> None:
@@ -238,6 +247,8 @@ class Store:
             each = asked.get(index)
             if each is None or segment.ids != each[1]:
                 raise StoreError(f"compile yielded a segment for index {index} that was not asked of it")
+            if not _fits(segment, layouts[each]):  # stored, it would be a miss for ever
+                raise StoreError(f"compile yielded a segment for index {index} that does not have what was asked for")
             self.put(each[0], segment)
             found[each] = Held(segment, COMPILED, reason=reasons[each])
             boarding.land(each[0], segment)
@@ -264,6 +275,17 @@ class Store:
     def _count_fetch(self, change: int) -> None:
         with self._lock:
             self._open_fetches += change
+
+
+def _layouts(wanted: Sequence[Wanted], layout: Layout | Sequence[Layout] | None) -> dict[Wanted, Layout | None]:
+    """What each segment must look like; one that is wanted twice must have the side data of both."""
+    if layout is None or isinstance(layout, Layout):
+        return dict.fromkeys(wanted, layout)
+    needs: dict[Wanted, Layout | None] = {}
+    for each, new in zip(wanted, layout, strict=True):
+        before = needs.get(each)
+        needs[each] = new if before is None else replace(new, side=new.side | before.side)
+    return needs
 
 
 def _fits(segment: CompiledSegment, layout: Layout | None) -> bool:
