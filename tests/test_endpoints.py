@@ -47,7 +47,7 @@ def read(
     read_with: Reader, placement: Placement, method: str, target: int | None = None, logits: int = 1
 ) -> tuple[torch.Tensor, Ledger]:
     ledger = Ledger()
-    aimed = dataclasses.replace(placement, target=target)
+    aimed = dataclasses.replace(placement, ranking=() if target is None else (target,))
     out, cache = read_with.read(aimed, METHODS[method], None, ledger, 0, logits)
     read_with.model.pool.release(cache)
     return out, ledger

@@ -839,7 +839,7 @@ def test_a_stream_left_unread_computes_nothing(engine: Engine) -> None:
 
 def test_place_of_the_target_is_a_pure_function_of_the_runs(engine: Engine) -> None:
     runs = engine.prompt(QUESTION, documents()).runs(engine.model.tokenizer)
-    one, two = place_runs(runs, Order.TARGET_LAST, 0), place_runs(runs, Order.TARGET_LAST, 0)
+    one, two = place_runs(runs, Order.TARGET_LAST, (0,)), place_runs(runs, Order.TARGET_LAST, (0,))
     assert one == two
     assert one.tokens == place_runs(runs).tokens
 

@@ -9,8 +9,9 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from kvquilt import Document
+from kvquilt.accounting import counted_flops, full_flops
 from kvquilt.ledger import DocumentUse, Fallback, FallbackReason, Ledger, Provenance
-from kvquilt.reading import flops
+from kvquilt.model.language_model import RowCounter
 from kvquilt.repair.presets import METHODS
 from tests.engines import QUESTION, documents, make_engine
 from tests.models import tiny
@@ -32,7 +33,7 @@ def sample() -> Ledger:
 def test_it_survives_json() -> None:
     ledger = sample()
     data = json.loads(json.dumps(ledger.as_dict()))
-    assert set(data["tokens"]) == {"exact", "reused", "recomputed", "corrected", "inline"}
+    assert set(data["tokens"]) == {"exact", "reused", "recomputed", "corrected", "absent", "inline"}
     assert Ledger.from_dict(data) == ledger
 
 
@@ -89,9 +90,9 @@ def test_estimated_work_counts_weights_and_causal_attention() -> None:
     c = model.capability
     weights, attention = 2.0 * model.layer_weights, 2.0 * c.layers * c.heads * (c.key_dim + c.value_dim)
     head = 2.0 * model.head_weights
-    assert flops(model, [range(10)]) == head + 10 * weights + attention * 55
-    assert flops(model, [range(7, 10)]) == head + 3 * weights + attention * (8 + 9 + 10)
-    assert flops(model, [range(5), range(5, 10)]) == flops(model, [range(10)])
+    assert full_flops(model, 10) == head + 10 * weights + attention * 55
+    counter = RowCounter(rows=3, token_layers=9, pairs=3 * (8 + 9 + 10))
+    assert counted_flops(model, counter) == head + 3 * weights + attention * (8 + 9 + 10)
 
 
 def test_brackets_in_an_id_are_not_markup() -> None:

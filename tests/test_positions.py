@@ -167,13 +167,20 @@ def test_any_edit_leaves_a_placement_without_gaps_or_overlap(
         held = [run for run in runs if run.document is not None]
         target = pick % len(held) if held else None
         for order in Order:
-            placement = place_runs(runs, order, target)
+            placement = place_runs(runs, order, () if target is None else (target,))
             spans = [slot for i in range(len(placement.runs)) for slot in placement.span(i)]
             assert spans == list(range(placement.tokens))
             assert placement.ids == tuple(i for run in placement.runs for i in run.ids)
             assert sorted(map(id, placement.runs)) == sorted(map(id, runs))
             inline = [i for i, run in enumerate(runs) if run.document is None]
-            assert [placement.runs[i] for i in inline] == [runs[i] for i in inline], "inline text was moved"
+            if order is Order.DOCUMENTS_FIRST:
+                assert placement.documents() == list(range(len(held)))
+            else:
+                assert [placement.runs[i] for i in inline] == [runs[i] for i in inline], "inline text was moved"
+            view = placement.view()
+            assert (view is None) == (order is not Order.SHARED_POSITIONS)
+            if view is not None:
+                assert int(view.at(torch.tensor(placement.tokens))) == placement.end <= placement.tokens
             if order is Order.TARGET_LAST and target is not None:
                 assert placement.runs[placement.documents()[-1]] is held[target]
                 rest = [placement.runs[i] for i in placement.documents()[:-1]]
@@ -192,8 +199,8 @@ def test_provenance_covers_every_token_once_after_any_edit(
         runs = edited(runs, step)
     for method in METHODS.values():
         held = [i for i, run in enumerate(runs) if run.document is not None]
-        target = 0 if held and method.selector.probe == "retriever" else None
-        placement = place_runs(runs, method.order, target)
+        ranking = (0,) if held and method.needs_ranking else ()
+        placement = place_runs(runs, method.order, ranking)
         ledger = Ledger()
         _, cache = reader.read(placement, method, None, ledger, 0)
         model.pool.release(cache)

@@ -23,11 +23,11 @@ from kvquilt.ledger import Ledger
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.load import load_model
 from kvquilt.placement import Placement, place_runs
-from kvquilt.policy import needs_verdict, resolve
+from kvquilt.policy import needs_verdict, resolve, written_method
 from kvquilt.prompt import Document, Prompt, check_documents, continuation
 from kvquilt.reading import Reader
-from kvquilt.repair.presets import METHODS, Method
-from kvquilt.retrieval import best_document
+from kvquilt.repair.presets import Method, find_method
+from kvquilt.retrieval import ranked_documents
 from kvquilt.store import Store
 from kvquilt.writers.isolated import Isolated
 
@@ -174,6 +174,7 @@ class Engine:
         documents: Sequence[Document] | None = None,
         *,
         method: str | None = None,
+        budget: str | float | int | None = None,
         policy: str | None = None,
         tenant: str | None = None,
         max_new_tokens: int | None = None,
@@ -188,7 +189,10 @@ class Engine:
         Args:
             question: a text, or a whole `Prompt` (then without `documents`).
             documents: in the order in which they stand.
-            method: ``auto`` (what the gate allows), ``full``, ``none``, ``retrieved-document``.
+            method: ``auto`` (what the gate allows), or a name of `kvquilt.repair.presets` with its options, such as
+                ``full``, ``none``, ``retrieved-document``, ``epic:k=16``.
+            budget: what the method may spend beyond pure reuse: ``"5%"`` of what reuse saves (or the share as a
+                float), or a whole number of token-layers; by default the method's own.
             policy: ``auto`` obeys the gate: a method without a passing verdict becomes full prefill, and the ledger
                 says so. ``always`` runs the named method regardless; it is the default when a method is named.
             tenant: whose segments; tenants never share.
@@ -200,8 +204,8 @@ class Engine:
             NumericsError: the model produced NaN.
         """
         return self.stream(
-            question, documents, method=method, policy=policy, tenant=tenant, max_new_tokens=max_new_tokens,
-            temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop,
+            question, documents, method=method, budget=budget, policy=policy, tenant=tenant,
+            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop,
         ).result()  # fmt: skip
 
     def stream(
@@ -210,6 +214,7 @@ class Engine:
         documents: Sequence[Document] | None = None,
         *,
         method: str | None = None,
+        budget: str | float | int | None = None,
         policy: str | None = None,
         tenant: str | None = None,
         max_new_tokens: int | None = None,
@@ -221,7 +226,7 @@ class Engine:
     ) -> Stream:
         """`ask`, streamed: a `Stream` of text pieces. Input errors come at once, computing starts with iteration."""
         chosen = self.sampling(max_new_tokens, stop, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
-        asked = self.settings.method if method is None else method
+        asked = written_method(self.settings.method if method is None else method, budget)
         gated = needs_verdict(asked, self.settings.policy if policy is None else policy)
         namespace(tenant)  # refuses one that cannot be a name, before anything is computed
         ledger = Ledger(asked=asked, model=self.model.name, threads=self.model.threads)
@@ -231,11 +236,12 @@ class Engine:
             if not runs:
                 raise InputError("question", "the prompt has no tokens")
             check_prompt_fits(self.model.capability, runs, chosen.max_new_tokens)
-            preset = self._allowed(asked, tenant, ledger) if gated else METHODS[asked]
+            preset = self._allowed(asked, tenant, ledger) if gated else find_method(asked)
             # documents whose text has no tokens have no run
             held = [r.document for r in runs if r.document is not None]
-            target = best_document(_user_text(prompt), held) if preset.selector.probe == "retriever" else None
-            placement = place_runs(runs, preset.order, target)
+            ranking = ranked_documents(_user_text(prompt), held) if preset.needs_ranking else ()
+            placement = place_runs(runs, preset.order, ranking, preset.moved)
+            self.reader.check(placement, preset)
         return self.run(placement, preset, tenant, chosen, ledger)
 
     def run(

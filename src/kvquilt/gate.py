@@ -23,7 +23,8 @@ from kvquilt.identity import namespace
 from kvquilt.ledger import Ledger, Provenance
 from kvquilt.placement import Placement, place_runs
 from kvquilt.prompt import Document
-from kvquilt.repair.presets import AUTO_ORDER, METHODS
+from kvquilt.repair.presets import AUTO_ORDER, METHODS, find_method
+from kvquilt.retrieval import ranked_documents
 from kvquilt.store import Failure
 
 if TYPE_CHECKING:
@@ -182,19 +183,21 @@ def _measure(
 ) -> None:
     """Full prefill answers a question about the target; its answer is then forced through every method."""
     question = _question(engine, documents[target], tenant)
+    # the document that was asked about, then the others as BM25 has them
+    ranking = [target, *(n for n in ranked_documents(question, documents) if n != target)]
     runs = engine.prompt(question, documents).runs(engine.model.tokenizer)
     # a method that reorders is held against the truth in the given order, which is what the user would have had
     answer, truth = _truth(engine, place_runs(runs), tenant, _ANSWER_TOKENS)
     for name, found in seen.items():
-        method, ledger = METHODS[name], Ledger()
+        method, ledger = find_method(name), Ledger()
         # the last rows of a prompt with all answer tokens but the last behind it predict the answer
-        forced = place_runs(runs, method.order, target).followed_by(answer[:-1])
+        forced = place_runs(runs, method.order, ranking, method.moved).followed_by(answer[:-1])
         logits, cache = engine.reader.read(forced, method, tenant, ledger, 0, len(answer))
         engine.model.pool.release(cache)
         measured = logits.log_softmax(-1)
         found.kls.append((truth.exp() * (truth - measured)).sum(-1).clamp_min(0.0))
         found.agree.append((truth.argmax(-1) == measured.argmax(-1)).float())
-        found.reused += ledger.tokens[Provenance.REUSED]
+        found.reused += sum(ledger.tokens[p] for p in (Provenance.REUSED, Provenance.CORRECTED, Provenance.ABSENT))
 
 
 def _question(engine: Engine, document: Document, tenant: str | None) -> str:

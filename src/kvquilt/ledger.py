@@ -21,6 +21,7 @@ class Provenance(StrEnum):
     REUSED = "reused"
     RECOMPUTED = "recomputed"
     CORRECTED = "corrected"
+    ABSENT = "absent"  # stored, but dropped from attention
     INLINE = "inline"
 
 
@@ -57,6 +58,8 @@ class DocumentUse:
 
     Attributes:
         start: logical position of its first token.
+        provenance: of most of its tokens.
+        recomputed: how many of its tokens were computed in this prompt, in all layers or the method's own.
         source: tier it was read from (``memory``, ``disk``), ``compiled`` in this request, or ``-`` if not needed.
         why: one sentence.
     """
@@ -67,6 +70,42 @@ class DocumentUse:
     provenance: Provenance
     source: str
     why: str
+    recomputed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What a request spent beyond pure reuse, in token-layers: one row through one layer.
+
+    Attributes:
+        tokens: reusable document tokens that were not exact; with `layers` the base of every share.
+        allowed: the budget; None for none.
+        rows: document tokens chosen to be computed again.
+        probe: what choosing cost, counted by hooks; a helper model's work by its weights.
+        repair: document rows through layers in the repair pass, counted by hooks.
+    """
+
+    tokens: int
+    layers: int
+    allowed: int | None
+    rows: int
+    probe: int
+    repair: int
+
+    @property
+    def charged(self) -> int:
+        """Token-layers in all."""
+        return self.probe + self.repair
+
+    @property
+    def nominal_share(self) -> float:
+        """Rows over reusable tokens: the ratio that papers name."""
+        return self.rows / max(1, self.tokens)
+
+    @property
+    def charged_share(self) -> float:
+        """Token-layers, probe included, over all that reuse saves."""
+        return self.charged / max(1, self.tokens * self.layers)
 
 
 @dataclass(slots=True)
@@ -99,6 +138,7 @@ class Ledger:
     flops_full: float = 0.0
     fallbacks: list[Fallback] = field(default_factory=list)
     documents: list[DocumentUse] = field(default_factory=list)
+    spending: Spending | None = None  # None where nothing could be spent on: full prefill, follow-ups
     gate: str = ""  # the measurement that allowed the method, if the gate was asked
     model: str = ""
     threads: int = 0
@@ -131,8 +171,10 @@ class Ledger:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Ledger:
         documents = [DocumentUse(**{**d, "provenance": Provenance(d["provenance"])}) for d in data["documents"]]
-        fallbacks = [Fallback(**f) for f in data["fallbacks"]]
-        return cls(**{**data, "documents": documents, "fallbacks": fallbacks})
+        made: dict[str, Any] = {"documents": documents, "fallbacks": [Fallback(**f) for f in data["fallbacks"]]}
+        if data.get("spending") is not None:
+            made["spending"] = Spending(**data["spending"])
+        return cls(**{**data, **made})
 
     def table(self, width: int = 110) -> str:
         """The account as text: one line per document, then tokens, time and fallbacks."""
@@ -154,6 +196,12 @@ class Ledger:
         out.print("seconds          " + "  ".join(f"{k} {v:.3f}" for k, v in self.seconds.items()))
         if self.bytes_read:
             out.print("bytes read       " + "  ".join(f"{k} {v / 1e6:.1f} MB" for k, v in self.bytes_read.items()))
+        if (spent := self.spending) is not None and (spent.charged or spent.allowed is not None):
+            limit = "" if spent.allowed is None else f" of {spent.allowed} allowed"
+            out.print(
+                f"repair           {spent.rows} rows ({spent.nominal_share:.1%}); charged {spent.charged} token-layers"
+                f"{limit} ({spent.charged_share:.1%}): probe {spent.probe}, rows {spent.repair}"
+            )
         if self.flops_full:
             out.print(f"estimated work   {self.flops / self.flops_full:.1%} of a full prefill")
         if self.gate:

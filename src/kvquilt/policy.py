@@ -24,6 +24,19 @@ def needs_verdict(asked: str, policy: str | None) -> bool:
     return asked == "auto" or (policy == "auto" and asked != "full")
 
 
+def written_method(method: str, budget: object) -> str:
+    """The method's name with the budget written into it.
+
+    Raises:
+        InputError: unknown method; a budget that is none, or beside `auto`, whose budget is the measured one.
+    """
+    if budget is None:
+        return method
+    if method == "auto":
+        raise InputError("budget", "auto runs what was measured; name a method to give it a budget", str(budget))
+    return find_method(method).within(budget).name
+
+
 def resolve(asked: str, report: DoctorReport | None, max_kl: float, min_top1: float) -> tuple[Method, Fallback | None]:
     """The method that the measurement allows under these limits: the first that passes, else full prefill and why.
 
@@ -43,6 +56,6 @@ def resolve(asked: str, report: DoctorReport | None, max_kl: float, min_top1: fl
         verdict = report.verdict(name)
         shortfall = "not measured" if verdict is None else verdict.shortfall(max_kl, min_top1)
         if not shortfall:
-            return METHODS[name], None
+            return find_method(name), None
         reasons.append(f"{name}: {shortfall}")
     return full, Fallback("gate_refused", f"{'; '.join(reasons)}; {_WAY_OUT}")

@@ -1,22 +1,26 @@
-"""From a placed prompt to its first logits: fetch or compile segments, assemble, repair, account for it."""
+"""From a placed prompt to its first logits: fetch or compile segments, assemble, choose, repair, account for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from kvquilt.accounting import Outcome, counted_flops, full_flops
+from kvquilt.errors import InputError
 from kvquilt.identity import SegmentKey, segment_key
-from kvquilt.ledger import DocumentUse, Ledger, Provenance
+from kvquilt.ledger import Ledger, Provenance, Spending
 from kvquilt.model.language_model import LanguageModel, RowCounter
-from kvquilt.model.rows import RowPlan
 from kvquilt.model.slots import SlotCache
-from kvquilt.placement import Placement
-from kvquilt.repair.operator import assemble, repair
+from kvquilt.placement import Order, Placement
+from kvquilt.repair.operator import assemble, compact, repair
+from kvquilt.repair.plan import cut, row_plan
 from kvquilt.repair.presets import Method
+from kvquilt.repair.scene import Scene
+from kvquilt.repair.selector import Choice
 from kvquilt.segment import CompiledSegment
-from kvquilt.store import Held, Layout, MissReason, Store
+from kvquilt.store import Held, Layout, Store
 from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.writer import Writer
 
@@ -30,12 +34,14 @@ class Reader:
     Attributes:
         preamble: ids that the engine's own prompts begin with; compiled once, such a beginning is an exact prefix.
         writer: compiles documents.
+        helper: a second, small model that selectors may ask.
     """
 
     model: LanguageModel
     store: Store
     writer: Writer
     preamble: tuple[int, ...]
+    helper: LanguageModel | None = None
 
     def layout(self) -> Layout:
         """What a stored segment must look like to be usable by this model."""
@@ -64,6 +70,11 @@ class Reader:
 
         return compile_missing
 
+    def check(self, placement: Placement, method: Method) -> None:
+        """Raise `InputError` where the method's budget cannot pay for its probe."""
+        request = _Request(self, placement, method, 1)
+        request.allowed(request.scene)
+
     def read(
         self,
         placement: Placement,
@@ -77,55 +88,18 @@ class Reader:
 
         Args:
             room: slots to reserve behind the prompt. The caller gives the cache back to the model's pool.
+
+        Raises:
+            InputError: the budget is smaller than what the method's probe costs.
         """
-        ids = placement.ids
-        behind = self.writer.encoded_behind
-        # lengths first: comparing the ids before every document would cost milliseconds in a long prompt
-        exact = {
-            i
-            for i in placement.documents()
-            if behind is not None and placement.starts[i] == len(behind) and ids[: len(behind)] == behind
-        }
-        chosen = method.selector.select(placement)
-        # an exact segment's rows would come out the same, so they are never spent on
-        chosen = [r for r in chosen if not method.reuses or not any(placement.span(i) == r for i in exact)]
-        covered = {i for i in placement.documents() if any(placement.span(i) == r for r in chosen)}
-        wanted = [i for i in placement.documents() if i not in covered] if method.reuses else []
-        if method.reuses and placement.runs[0].document is None and placement.runs[0].ids == self.preamble:
-            wanted.insert(0, 0)
-            exact.add(0)
-        segments = [placement.runs[i].ids for i in wanted]
-        writers: list[Writer] = [self.writer if placement.runs[i].document else OPENING for i in wanted]
-        keys = [self.key(s, tenant, w) for s, w in zip(segments, writers, strict=True)]
-        with ledger.stage("lookup"):
-            fetching = self.store.fetch(
-                list(zip(keys, segments, strict=True)),
-                self.compiler(segments, ledger, writers),
-                layout=self.layout(),
-            )
-            with fetching as held:
-                placed = {i: h.segment for i, h in zip(wanted, held, strict=True) if h.segment is not None}
-                with ledger.stage("place"):
-                    cache = assemble(self.model, placement, placed, placement.tokens + room)
-        ledger.seconds["lookup"] -= ledger.seconds["place"] + ledger.seconds.get("compile", 0.0)
-        counter = RowCounter()
-        # a prompt may end with a stored document, whose last rows must be run to predict what follows them
-        tail = range(max(0, placement.tokens - logits), placement.tokens)
-        rows = list(_rows(placement, [*chosen, tail], stored=set(placed)))
+        request = _Request(self, placement, method, logits)
         try:
-            with ledger.stage("read"):
-                out = repair(self.model, cache, ids, rows, logits, counter)
+            out = request.read(tenant, ledger, room)
         except BaseException:
-            self.model.pool.release(cache)
+            request.release()
             raise
-        ledger.forward_tokens["read"] += counter.rows
-        ledger.token_layers += counter.token_layers
-        account = _Account(method, exact, dict(zip(wanted, held, strict=True)), tail)
-        account.enter(ledger, placement)
-        ledger.flops += flops(self.model, rows) + ledger.forward_tokens["compile"] * 2.0 * self.model.layer_weights
-        ledger.flops_full += flops(self.model, [range(placement.tokens)])
-        if method.reuses and covered and covered == set(placement.documents()):
-            ledger.fall_back("nothing_reused", "every document of this prompt was computed; there was nothing to reuse")
+        cache = request.scene.cache
+        assert cache is not None  # `read` has placed it
         return out, cache
 
     def extend(
@@ -136,14 +110,12 @@ class Reader:
         Args:
             method: what the earlier turns ran: a live cache is as good as the turns it grew from.
         """
-        first, total = cache.filled, cache.filled + len(new)
+        first, end = cache.filled, cache.next_position + len(new)
         counter = RowCounter()
         try:
-            cache = self.model.pool.grow(cache, total + room)
+            cache = self.model.pool.grow(cache, first + len(new) + room)
             with ledger.stage("read"):
-                logits = self.model.forward(
-                    torch.tensor([new]), RowPlan(torch.arange(first, total), total), cache, 1, counter
-                )[0]
+                logits = self.model.forward(torch.tensor([new]), cache.tail(len(new)), cache, 1, counter)[0]
         except BaseException:
             self.model.pool.release(cache)
             raise
@@ -151,70 +123,211 @@ class Reader:
         ledger.token_layers += counter.token_layers
         ledger.tokens[Provenance.EXACT if method == "full" else Provenance.REUSED] += first
         ledger.tokens[Provenance.INLINE] += len(new)
-        ledger.flops += flops(self.model, [range(first, total)])
-        ledger.flops_full += flops(self.model, [range(total)])
+        ledger.flops += counted_flops(self.model, counter)
+        ledger.flops_full += full_flops(self.model, end)
         return logits, cache
 
 
-@dataclass(frozen=True, slots=True)
-class _Account:
-    """What became of every run of a prompt that was read.
+@dataclass(eq=False, slots=True)
+class _Request:
+    """One prompt while it is read; `scene.cache` is its cache from the moment there is one.
 
     Attributes:
-        exact: runs that stand behind the very tokens they were encoded behind, by a writer that alters nothing.
-        held: what the store gave, by run.
-        tail: slots that were run whatever they hold, since a prompt's last rows predict what follows.
+        logits: how many of the last rows are run whatever they hold, since they predict what follows.
+        exact: document runs behind the very tokens they were encoded behind; nothing is ever spent on them.
+        opening: whether the prompt begins with the reader's preamble, which is compiled, too.
     """
 
+    reader: Reader
+    placement: Placement
     method: Method
-    exact: set[int]
-    held: dict[int, Held]
-    tail: range
+    logits: int
+    exact: set[int] = field(init=False)
+    opening: bool = field(init=False)
+    scene: Scene = field(init=False)
+    held: Mapping[int, Held] = field(default_factory=dict)
 
-    def enter(self, ledger: Ledger, placement: Placement) -> None:
-        """Provenance of every run, bytes by tier, one line per document."""
-        for i, run in enumerate(placement.runs):
-            found = self.held.get(i)
-            provenance, source, why, again = Provenance.INLINE, "-", "inline text is computed in every request", 0
-            if found is not None and found.segment is not None:
-                source = str(found.tier)
-                ledger.bytes_read[source] = ledger.bytes_read.get(source, 0) + found.bytes_read
-                provenance = Provenance.EXACT if i in self.exact else Provenance.REUSED
-                why = "behind the very tokens it was encoded behind" if i in self.exact else "moved, not recomputed"
-                if source == "compiled":
-                    why += f"; was not stored ({found.reason}), compiled now"
-                    if found.reason != MissReason.ABSENT:
-                        name = run.document.id if run.document is not None else "the prompt's opening"
-                        ledger.fall_back("load_failed", f"{name}: stored, but {found.reason}; compiled anew")
-                again = max(0, placement.span(i).stop - max(placement.starts[i], self.tail.start))
-            elif run.document is not None:
-                provenance = Provenance.RECOMPUTED
-                why = "best-ranked: next to the question, recomputed" if self.method.reuses else "full prefill"
-            ledger.tokens[provenance] += len(run.ids) - again
-            ledger.tokens[Provenance.RECOMPUTED] += again
-            if run.document is not None:
-                use = DocumentUse(run.document.id, len(run.ids), placement.starts[i], provenance, source, why)
-                ledger.documents.append(use)
+    def __post_init__(self) -> None:
+        first = self.placement.runs[0]
+        self.opening = self.method.reuses and first.document is None and first.ids == self.reader.preamble
+        # what is scored first is scored in local frames: every document at one position, the question behind them
+        scored = self.method.order is Order.DENSITY_ASCENDING
+        self._place(replace(self.placement, shared=True) if scored else self.placement, spare_exact=not scored)
+
+    def _place(self, placement: Placement, spare_exact: bool = True) -> None:
+        """Take `placement` as the prompt's; what probes cost so far stays charged."""
+        self.placement, ids = placement, placement.ids
+        correction, behind = self.method.correction, self.reader.writer.encoded_behind
+        # lengths first: comparing the ids before every document would cost milliseconds in a long prompt
+        self.exact = {
+            i
+            for i in placement.documents()
+            if behind is not None and placement.starts[i] == len(behind) and ids[: len(behind)] == behind
+        }
+        if correction is not None and correction.alters_exact:
+            self.exact = set()
+        spendable = [i for i in placement.documents() if not (self.method.reuses and spare_exact and i in self.exact)]
+        tail = range(max(0, placement.tokens - self.logits), placement.tokens)
+        inline = [placement.span(i) for i, run in enumerate(placement.runs) if run.document is None]
+        known = self.scene if hasattr(self, "scene") else None
+        self.scene = Scene(
+            self.reader.model, placement, spendable, _merged([*inline[self.opening :], tail]), helper=self.reader.helper
+        )
+        if known is not None:
+            self.scene.counter, self.scene.besides = known.counter, known.besides
+
+    def allowed(self, scene: Scene) -> int | None:
+        """Token-layers that the budget gives this prompt.
+
+        Raises:
+            InputError: not even the probe fits.
+        """
+        if self.method.budget is None:
+            return None
+        allowed = self.method.budget.allows(scene.tokens, scene.layers)
+        passes = 2 if self.method.order is Order.DENSITY_ASCENDING else 1
+        least = passes * self.method.selector.least(scene)
+        if scene.tokens and allowed < least:
+            share = least / (scene.tokens * scene.layers)
+            rule = (
+                f"{self.method.name}: its probe alone costs {least} token-layers on this prompt ({share:.1%}), and the "
+                f"budget allows {allowed}; the least possible is {least}"
+            )
+            raise InputError("budget", rule, str(self.method.budget))
+        return allowed
+
+    def read(self, tenant: str | None, ledger: Ledger, room: int) -> torch.Tensor:
+        """See `Reader.read`; the cache is `scene.cache` afterwards."""
+        model, method, allowed = self.reader.model, self.method, self.allowed(self.scene)
+        choice, chosen = self._choose(allowed) if method.selector.probe.is_blind else (None, None)
+        covered = set() if choice is None or chosen is None else self._covered(choice, chosen)
+        self._fetch(covered, tenant, ledger, self.placement.tokens + room)
+        if choice is None or chosen is None:
+            with ledger.stage("probe"):
+                choice, chosen = self._choose(allowed)
+                if method.order is Order.DENSITY_ASCENDING:
+                    self._reorder(chosen)
+                    choice, chosen = self._choose(allowed)
+        scene, computed = self.scene, torch.cat((chosen, self.scene.inline_slots))
+        before = scene.charged
+        out, inline_rows = self._repair(choice, chosen, room, ledger)
+        repaired = scene.charged - before - inline_rows
+        charged = scene.charged - len(scene.inline_slots) * scene.layers
+        ledger.forward_tokens["read"] += scene.counter.rows
+        ledger.token_layers += scene.counter.token_layers
+        if method.reuses:
+            ledger.spending = Spending(scene.tokens, scene.layers, allowed, len(chosen), charged - repaired, repaired)
+        Outcome(method, self.placement, self.exact, self.held, computed, choice.drop_rest).enter(ledger)
+        compiled = 2.0 * model.layer_weights * ledger.forward_tokens["compile"]
+        ledger.flops += counted_flops(model, scene.counter, scene.besides) + compiled
+        ledger.flops_full += full_flops(model, self.placement.tokens)
+        if method.reuses and covered and covered == set(self.placement.documents()):
+            ledger.fall_back("nothing_reused", "every document of this prompt was computed; there was nothing to reuse")
+        return out
+
+    def release(self) -> None:
+        """Give the cache back after a failure."""
+        if self.scene.cache is not None:
+            self.reader.model.pool.release(self.scene.cache)
+            self.scene.cache = None
+
+    def _choose(self, allowed: int | None) -> tuple[Choice, torch.Tensor]:
+        """The selector's ranking and the head of it that is left after the probe is paid."""
+        scene, method = self.scene, self.method
+        choice = method.selector.choose(scene)
+        left = None
+        if allowed is not None:
+            # inline rows that the probe has taken through the first layers already need not pass them again
+            saved = (
+                0
+                if choice.entering is None
+                else choice.first * int(torch.isin(scene.inline_slots, choice.entering[0]).sum())
+            )
+            left = max(0, allowed - scene.charged + saved)
+        return choice, cut(choice, method.post, scene, left)
+
+    def _covered(self, choice: Choice, chosen: torch.Tensor) -> set[int]:
+        """Documents that are computed whole, in all layers, so that nothing of them need be fetched."""
+        if choice.first > 0 or choice.last is not None or choice.decline or choice.drop_rest:
+            return set()
+        ran = torch.zeros(self.placement.tokens, dtype=torch.bool)
+        ran[chosen] = True
+        spans = {i: self.placement.span(i) for i in self.scene.spendable}
+        return {i for i, span in spans.items() if bool(ran[span.start : span.stop].all())}
+
+    def _fetch(self, covered: set[int], tenant: str | None, ledger: Ledger, capacity: int) -> None:
+        """Get the segments of all documents but the `covered` ones and place them."""
+        reader, placement = self.reader, self.placement
+        wanted = [i for i in placement.documents() if i not in covered] if self.method.reuses else []
+        if self.opening:
+            wanted.insert(0, 0)
+        segments = [placement.runs[i].ids for i in wanted]
+        writers: list[Writer] = [reader.writer if placement.runs[i].document else OPENING for i in wanted]
+        keys = [reader.key(s, tenant, w) for s, w in zip(segments, writers, strict=True)]
+        with ledger.stage("lookup"):
+            fetching = reader.store.fetch(
+                list(zip(keys, segments, strict=True)),
+                reader.compiler(segments, ledger, writers),
+                layout=reader.layout(),
+            )
+            with fetching as held:
+                self.held = dict(zip(wanted, held, strict=True))
+                placed = {i: h.segment for i, h in self.held.items() if h.segment is not None}
+                with ledger.stage("place"):
+                    self.scene.cache = assemble(reader.model, placement, placed, capacity)
+                self.scene.segments = placed
+        ledger.seconds["lookup"] -= ledger.seconds["place"] + ledger.seconds.get("compile", 0.0)
+
+    def _reorder(self, chosen: torch.Tensor) -> None:
+        """Documents with a larger share of chosen rows nearer to the question, placed anew from the same segments."""
+        before, scene = self.placement, self.scene
+        hit = torch.zeros(before.tokens, dtype=torch.bool)
+        hit[chosen] = True
+        density = {
+            i: float(hit[s.start : s.stop].double().mean()) for i in before.documents() for s in [before.span(i)]
+        }
+        order = sorted(before.documents(), key=density.__getitem__)
+        now = dict(zip(order, before.documents(), strict=True))
+        held = {now.get(i, i): h for i, h in self.held.items()}
+        capacity = scene.cache.capacity if scene.cache is not None else before.tokens
+        self.release()
+        self._place(replace(before.reordered(order), shared=False))
+        placed = {i: h.segment for i, h in held.items() if h.segment is not None}
+        self.scene.cache = assemble(self.reader.model, self.placement, placed, capacity)
+        self.held, self.scene.segments = held, placed
+
+    def _repair(self, choice: Choice, chosen: torch.Tensor, room: int, ledger: Ledger) -> tuple[torch.Tensor, int]:
+        """Run the pass; logits, and the inline token-layers in it."""
+        scene, ids, correction = self.scene, self.placement.ids, self.method.correction
+        cache, model = scene.cache, self.reader.model
+        assert cache is not None  # `_fetch` has placed it
+        if choice.drop_rest:
+            kept = torch.ones(self.placement.tokens, dtype=torch.bool)
+            kept[scene.slots] = False
+            kept[chosen] = True
+            slots = kept.nonzero()[:, 0]
+            scene.cache = cache = compact(model, cache, slots, len(slots) + room)
+            ids = tuple(ids[i] for i in slots.tolist())
+            chosen = torch.searchsorted(slots, chosen)
+            choice = replace(choice, ranking=chosen)
+            inline = torch.searchsorted(slots, scene.inline_slots)
+        else:
+            inline = scene.inline_slots
+        view = cache.view if correction is None else correction.view(scene, cache.view)
+        watcher = None if correction is None else correction.watcher(scene, chosen)
+        plan = row_plan(inline, scene.layers, choice, chosen, len(ids), view, watcher)
+        with ledger.stage("read"):
+            out = repair(model, cache, ids, plan, self.logits, scene.counter)
+        resumed = 0 if choice.entering is None else int(torch.isin(inline, choice.entering[0]).sum()) * choice.first
+        return out, len(inline) * scene.layers - resumed
 
 
-def _rows(placement: Placement, chosen: Iterable[range], stored: set[int]) -> Iterator[range]:
-    """Inline rows that are not stored, and the chosen document rows, ascending and merged."""
-    inline = [placement.span(i) for i, run in enumerate(placement.runs) if run.document is None and i not in stored]
-    first = last = 0
-    for r in sorted([*inline, *chosen], key=lambda r: r.start):
-        if r.start > last:
-            if last > first:
-                yield range(first, last)
-            first = r.start
-        last = max(last, r.stop)
-    yield range(first, last)
-
-
-def flops(model: LanguageModel, rows: Iterable[range]) -> float:
-    """Estimated floating-point operations of `rows`: weights, attention over all earlier slots, one output row."""
-    c = model.capability
-    total = 2.0 * model.head_weights
-    for r in rows:
-        seen = (r.start + 1 + r.stop) * len(r) / 2
-        total += 2.0 * model.layer_weights * len(r) + 2.0 * c.layers * c.heads * (c.key_dim + c.value_dim) * seen
-    return total
+def _merged(spans: list[range]) -> list[range]:
+    """The same slots as ascending, disjoint ranges."""
+    out: list[range] = []
+    for span in sorted(spans, key=lambda r: r.start):
+        if out and span.start <= out[-1].stop:
+            out[-1] = range(out[-1].start, max(out[-1].stop, span.stop))
+        elif len(span):
+            out.append(span)
+    return out

@@ -79,12 +79,12 @@ def words(text: str) -> list[str]:
     return found
 
 
-def best_document(question: str, documents: Sequence[Document]) -> int | None:
-    """Index of the best document: by the scores that came with them, else by BM25; ``None`` without documents."""
+def ranked_documents(question: str, documents: Sequence[Document]) -> list[int]:
+    """Indices of the documents, best first: by the scores that came with them, else by BM25; of equals the first."""
     if not documents:
-        return None
+        return []
     if any(d.score is not None for d in documents):
         scores = [float("-inf") if d.score is None else d.score for d in documents]
     else:
         scores = rank(question, documents)
-    return max(range(len(scores)), key=scores.__getitem__)
+    return sorted(range(len(scores)), key=lambda n: -scores[n])

@@ -71,7 +71,8 @@ class Watcher:
     def attends(
         self, layer: int, plan: RowPlan, query: torch.Tensor, keys: torch.Tensor, scaling: float, window: int | None
     ) -> None:
-        """`query` ``[batch, heads, current rows, dim]`` is about to attend to `keys` ``[batch, group, filled, dim]``."""
+        """`query` ``[batch, heads, current rows, dim]`` is about to attend to `keys` ``[batch, groups, filled, ...]``,
+        scaled by `scaling`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +160,8 @@ class RowPlan:
         active: by layer, ``[A]`` int64 ascending indices into `rows` of those it computes; layers that are not named
             compute all. A row that sits a layer out keeps its hidden state and what its slot holds there. May grow
             while the forward goes, for layers still to come.
-        entering: a layer, ``[E]`` indices into `rows`, and the hidden states ``[batch, E, width]`` with which those rows
-            enter it in place of the computed ones.
+        entering: a layer, ``[E]`` indices into `rows`, and the hidden states ``[batch, E, width]`` with which those
+            rows enter it in place of the computed ones.
         until: stop inside this layer, once its keys are written; its output is not computed.
         queries: with `until`, stop only after the watcher has seen that layer's queries.
         watcher: sees the forward go.

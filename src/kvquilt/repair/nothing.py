@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from kvquilt.placement import Placement
+from kvquilt.repair.scene import Scene
+from kvquilt.repair.selector import Choice, Granularity, Probe
 
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
     """No document row: pure reuse."""
 
-    probe: Literal["none"] = "none"
-    granularity: Literal["document"] = "document"
+    probe: Probe = Probe.NONE
+    granularity: Granularity = Granularity.DOCUMENT
 
-    def select(self, placement: Placement) -> list[range]:
-        return []
+    def least(self, scene: Scene) -> int:
+        return 0
+
+    def choose(self, scene: Scene) -> Choice:
+        return Choice(scene.slots[:0])

@@ -1,29 +1,79 @@
-"""Methods by name: each is a row of parts, never a class of its own."""
+"""Methods by name: each is a row of parts, never a class of its own.
+
+A method is written ``NAME``, or ``NAME:OPTION,OPTION``, where an option is a budget (``15%``) or ``field=value`` for a
+field of its selector, for ``writer`` or for ``order``: ``epic:k=16``, ``cacheblend:15%,writer=isolated``.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 from kvquilt.errors import InputError, nearest
 from kvquilt.placement import Order
+from kvquilt.repair.budget import Budget
+from kvquilt.repair.correction import Correction
 from kvquilt.repair.everything import Everything
 from kvquilt.repair.nothing import Nothing
+from kvquilt.repair.plan import PostProcessor
 from kvquilt.repair.retrieved_document import RetrievedDocument
 from kvquilt.repair.selector import Selector
+
+POST: dict[str, Callable[[Any], PostProcessor]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One preset: an order and a selector. `summary` is what the command line says about it."""
+    """One preset.
+
+    Attributes:
+        summary: what the command line says about it.
+        writer: the recipe of its documents; "" for the engine's own.
+        budget: what it may spend; None: whatever its selector names.
+        post: applied to what was chosen, in this order.
+    """
 
     name: str
     order: Order
     selector: Selector
     summary: str
+    budget: Budget | None = None
+    writer: str = ""
+    post: tuple[PostProcessor, ...] = ()
+    correction: Correction | None = None
+
+    def __post_init__(self) -> None:
+        if self.order is Order.SHARED_POSITIONS and not isinstance(self.selector, Nothing):
+            raise InputError(
+                "order", "rows computed again cannot share positions: each sees those before it", self.name
+            )
 
     @property
     def reuses(self) -> bool:
         return not isinstance(self.selector, Everything)
+
+    @property
+    def moved(self) -> int:
+        """How many of the retriever's best documents `target_last` moves."""
+        return self.selector.documents if isinstance(self.selector, RetrievedDocument) else 1
+
+    @property
+    def needs_ranking(self) -> bool:
+        """Whether the documents must be ranked for the question."""
+        return isinstance(self.selector, RetrievedDocument) or self.order is Order.TARGET_LAST
+
+    def within(self, budget: object) -> Method:
+        """The same with another budget (see `Budget.parse`); None leaves it as it is."""
+        if budget is None:
+            return self
+        given = Budget.parse(budget)
+        if not self.reuses:
+            raise InputError("budget", "full prefill computes everything and takes no budget", str(given))
+        base = ":".join([self.name.partition(":")[0], *_without_budget(self.name)])
+        return dataclasses.replace(self, budget=given, name=f"{base}{',' if ':' in base else ':'}{given}")
 
 
 METHODS = {
@@ -42,12 +92,80 @@ METHODS = {
 AUTO_ORDER = ("retrieved-document", "none")  # what `auto` tries, first to last, before full prefill
 
 
+@lru_cache(maxsize=256)
+def _made(written: str) -> Method:
+    name, _, options = written.partition(":")
+    if name not in METHODS:
+        raise InputError("method", f"unknown method {name!r}{nearest(name, [*METHODS, 'auto'])}")
+    method = METHODS[name]
+    for option in filter(None, (part.strip() for part in options.split(","))):
+        field, equals, value = option.partition("=")
+        method = _with(method, field.strip(), value.strip()) if equals else method.within(option)
+    return dataclasses.replace(method, name=written)
+
+
 def find_method(name: object) -> Method:
-    """The preset `name`.
+    """The method that `name` describes.
 
     Raises:
-        InputError: unknown name, or no name at all; the message gives the nearest.
+        InputError: unknown name or option, or no name at all; the message gives the nearest.
     """
-    if not isinstance(name, str) or name not in METHODS:
+    if not isinstance(name, str):
         raise InputError("method", f"unknown method {name!r}{nearest(name, [*METHODS, 'auto'])}")
-    return METHODS[name]
+    return _made(name)
+
+
+def _with(method: Method, field: str, value: str) -> Method:
+    """The method with one option set."""
+    if field == "writer":
+        return dataclasses.replace(method, writer=value)
+    if field == "order":
+        if value not in tuple(Order):
+            raise InputError("order", f"unknown order {value!r}{nearest(value, [*Order])}")
+        return dataclasses.replace(method, order=Order(value))
+    if field in POST:
+        made = POST[field](_number("post", field, value))  # one number each
+        return dataclasses.replace(method, post=(*method.post, made))
+    held: dict[str, Any] = {"selector": method.selector, "correction": method.correction}
+    for part, thing in held.items():
+        names = {f.name: f for f in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else {}
+        if field in names and field not in ("probe", "granularity"):
+            now = getattr(thing, field)
+            changed = dataclasses.replace(thing, **{field: _like(now, field, value)})
+            return dataclasses.replace(method, **{part: changed})
+    known = [n for t in held.values() if dataclasses.is_dataclass(t) for n in (f.name for f in dataclasses.fields(t))]
+    known = [n for n in known if n not in ("probe", "granularity")] + ["writer", "order", *POST]
+    raise InputError("method", f"{method.name} has no option {field!r}{nearest(field, known)}")
+
+
+def _like(now: object, field: str, value: str) -> object:
+    """`value` as what the field holds now: a truth value, a number, several of them joined by ``+``, or text."""
+    if isinstance(now, bool):
+        if value not in ("true", "false"):
+            raise InputError(field, "must be true or false", value)
+        return value == "true"
+    if isinstance(now, tuple):
+        return tuple(int(_number("method", field, part)) for part in value.split("+"))
+    if isinstance(now, int | float):
+        number = _number("method", field, value)
+        if isinstance(now, int) and number != int(number):
+            raise InputError(field, "must be a whole number", value)
+        return type(now)(number)
+    return value
+
+
+def _number(where: str, field: str, value: str) -> int | float:
+    try:
+        return int(value)
+    except ValueError:
+        pass
+    try:
+        return float(value)
+    except ValueError:
+        raise InputError(where, f"{field} must be a number", value) from None
+
+
+def _without_budget(name: str) -> list[str]:
+    """The options of a written method that are not its budget, as one text, or nothing."""
+    kept = [o for o in name.partition(":")[2].split(",") if "=" in o]
+    return [",".join(kept)] if kept else []

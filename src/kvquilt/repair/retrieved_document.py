@@ -3,18 +3,53 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvquilt.placement import Placement
+import torch
+
+from kvquilt.errors import InputError
+from kvquilt.repair.scene import Scene
+from kvquilt.repair.selector import Choice, Granularity, Probe
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievedDocument:
-    """The retriever's best document, whole. Behind the order `target_last` it is a contiguous tail with the question.
+    """The retriever's best documents, best first. Behind the order `target_last` they are a contiguous tail.
 
     The scores come with the request or from BM25, so choosing costs no forward pass.
+
+    Attributes:
+        documents: how many of the best ones.
+        part: which rows a budget that is too small for a document leaves: its ``tail``, its ``head``, or the
+            ``window`` of the document with most of the question's tokens.
     """
 
-    probe: Literal["retriever"] = "retriever"
-    granularity: Literal["document"] = "document"
+    documents: int = 1
+    part: Literal["tail", "head", "window"] = "tail"
+    probe: Probe = Probe.RETRIEVER
+    granularity: Granularity = Granularity.DOCUMENT
 
-    def select(self, placement: Placement) -> list[range]:
-        return [] if placement.target is None else [placement.span(placement.target)]
+    def __post_init__(self) -> None:
+        if self.documents < 1:
+            raise InputError("documents", "must be at least 1", self.documents)
+        if self.part not in ("tail", "head", "window"):
+            raise InputError("part", "must be tail, head or window", self.part)
+
+    def least(self, scene: Scene) -> int:
+        return 0
+
+    def choose(self, scene: Scene) -> Choice:
+        best = [i for i in scene.placement.ranking[: self.documents] if i in scene.spendable]
+        return Choice(torch.cat([scene.slots[:0], *(self._rows(scene, i) for i in best)]))
+
+    def _rows(self, scene: Scene, run: int) -> torch.Tensor:
+        span = scene.placement.span(run)
+        rows = torch.arange(span.start, span.stop)
+        if self.part == "head":
+            return rows
+        if self.part == "tail":
+            return rows.flip(0)
+        # outwards from the token around which most of the question's tokens stand
+        ids = torch.tensor(scene.placement.ids)
+        shared = torch.isin(ids[rows], ids[scene.question]).double()
+        reach = torch.arange(len(rows), dtype=torch.float64)
+        density = (shared[None] / (1 + (reach[:, None] - reach).abs())).sum(1)
+        return rows[(reach - density.argmax()).abs().argsort(stable=True)]

@@ -1,0 +1,92 @@
+"""From a ranking and a budget to the rows of every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from kvquilt.model.rows import RowPlan, SlotView, Watcher
+from kvquilt.repair.scene import Scene
+from kvquilt.repair.selector import Choice
+
+
+class PostProcessor(Protocol):
+    """Reshapes what was chosen, for instance into whole blocks, before it is charged."""
+
+    def apply(self, head: torch.Tensor, scene: Scene) -> torch.Tensor:
+        """Ranked spendable slots in, ranked spendable slots out, each at most once; a longer head never gives fewer."""
+        ...
+
+
+def cut(choice: Choice, post: Sequence[PostProcessor], scene: Scene, left: int | None) -> torch.Tensor:
+    """The longest head of the ranking that, post-processed, costs at most `left` token-layers; all of it for None.
+
+    Returns:
+        ``[K]`` int64 slots, best first.
+    """
+    depth = (scene.layers if choice.last is None else choice.last) - choice.first
+    rows = len(choice.ranking) if left is None else left // depth
+
+    def processed(length: int) -> torch.Tensor:
+        head = choice.ranking[:length]
+        for each in post:
+            head = each.apply(head, scene)
+        return head
+
+    if not post:
+        return choice.ranking[:rows]
+    low, high = 0, len(choice.ranking)
+    while low < high:  # the largest head that fits, if longer heads never give fewer rows
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if len(processed(middle)) <= rows else (low, middle - 1)
+    out = processed(low)
+    return out if len(out) <= rows else out[:rows]
+
+
+def counts_by_layer(choice: Choice, rows: int, layers: int) -> dict[int, int]:
+    """Document rows of each layer for a mean of `rows`: falling linearly with depth, never more than that in all."""
+    last = layers if choice.last is None else choice.last
+    steps = max(1, last - choice.first - 1)
+    return {
+        layer: min(len(choice.ranking), int(rows * (1 + choice.decline * (1 - 2 * (layer - choice.first) / steps))))
+        for layer in range(choice.first, last)
+    }
+
+
+def row_plan(
+    inline: torch.Tensor,
+    layers: int,
+    choice: Choice,
+    chosen: torch.Tensor,
+    filled: int,
+    view: SlotView | None,
+    watcher: Watcher | None,
+) -> RowPlan:
+    """The plan of the repair pass: inline rows in every layer, `chosen` ones where the choice has them.
+
+    Args:
+        inline: ``[m]`` int64 ascending slots; `chosen`: ``[K]`` int64, what `cut` left of the ranking.
+        watcher: a correction's; it sees the pass beside what the choice itself needs.
+    """
+    last = layers if choice.last is None else choice.last
+    counts = counts_by_layer(choice, len(chosen), layers) if choice.decline else {}
+    head = choice.ranking[: max(counts.values(), default=0)] if counts else chosen
+    rows = torch.cat((inline, head)).unique()
+    plan = RowPlan(rows, filled, view=view, watcher=watcher)
+    always = torch.searchsorted(rows, inline)
+    if choice.narrow is not None:
+        plan.watcher = choice.narrow(counts)
+    if choice.entering is not None:
+        slots, states = choice.entering
+        at = torch.searchsorted(slots, rows).clamp(max=len(slots) - 1)
+        those = (slots[at] == rows).nonzero()[:, 0]
+        plan.entering = (choice.first, those, states[at[those]][None])
+        others = (slots[at] != rows).nonzero()[:, 0]
+        plan.active.update(dict.fromkeys(range(choice.first), others))
+    plan.active.update(dict.fromkeys(range(last, layers), always))
+    if counts and choice.narrow is None:
+        for layer, count in counts.items():
+            plan.active[layer] = torch.cat((always, torch.searchsorted(rows, choice.ranking[:count]))).unique()
+    return plan
