@@ -1,4 +1,4 @@
-"""What every writer must do; a new writer adds one line to `WRITERS`."""
+"""What every writer must do; a new writer, or a new kind of side data, adds one line to `WRITERS`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import torch
 
 from kvquilt.model.language_model import LanguageModel, RowCounter
 from kvquilt.segment import CompiledSegment, place, prefix_digest
+from kvquilt.store import Layout
+from kvquilt.writers.attention_statistics import AttentionStatistics
+from kvquilt.writers.digest import Digest
 from kvquilt.writers.isolated import Isolated
+from kvquilt.writers.residual import Residual
 from kvquilt.writers.writer import Writer
 from tests.models import tiny
 from tests.oracle import random_ids
@@ -19,6 +23,14 @@ WRITERS: dict[str, Callable[[], Writer]] = {
     "isolated": Isolated,
     "isolated behind a prefix": lambda: Isolated(random_ids(7, 99)),
     "isolated behind one token": lambda: Isolated((5,)),
+    "behind documents": lambda: Isolated(random_ids(150, 98)),
+    "attention statistics": lambda: Isolated(random_ids(70, 97), (AttentionStatistics(((7, 30), (30, 61))),)),
+    "attention statistics alone": lambda: Isolated((), (AttentionStatistics(),)),
+    "digest": lambda: Isolated(random_ids(7, 99), (Digest(random_ids(9, 96)),)),
+    "residual": lambda: Isolated((), (Residual(1),)),
+    "everything noted": lambda: Isolated(
+        random_ids(33, 95), (Residual(2), Digest((7,), 0.5), AttentionStatistics(((1, 33),)), Residual(1))
+    ),
 }
 MODELS = ("llama", "gemma3", "mistral-window", "phi3-partial")
 every = pytest.mark.parametrize("name", WRITERS)
@@ -53,7 +65,12 @@ def test_a_segment_has_the_layout_that_the_model_reads(name: str, family: str) -
         assert bool(torch.isfinite(segment.keys).all())
         assert bool(torch.isfinite(segment.values).all())
         assert segment.keys.is_contiguous()
-        assert segment.nbytes == segment.keys.untyped_storage().nbytes() + segment.values.untyped_storage().nbytes()
+        tensors = (segment.keys, segment.values, *segment.side.values())
+        assert segment.nbytes == sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+        assert set(segment.side) == writer.side, "a reader's layout asks for them by these names"
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+        assert not any(tensor.is_inference() or tensor.requires_grad for tensor in tensors)
+        assert Layout(model.dtype, c.layers, c.kv_heads, c.key_dim, c.value_dim, writer.side).refusal(segment) is None
 
 
 @every
@@ -67,6 +84,15 @@ def test_a_batch_gives_what_one_by_one_gives(name: str, family: str) -> None:
         assert (one.ids, one.start, one.prefix) == (many.ids, many.start, many.prefix)
         assert torch.allclose(one.keys, many.keys, atol=1e-5)
         assert torch.allclose(one.values, many.values, atol=1e-5)
+        assert all(close_side(name, one.side[name], many.side[name]) for name in writer.side)
+
+
+def close_side(name: str, one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Equal up to rounding; a ranking up to neighbours whose scores are."""
+    if name == "digest":
+        pairs = zip(one.tolist(), two.tolist(), strict=True)
+        return all(len(set(a) & set(b)) >= 0.9 * len(a) for a, b in pairs)
+    return torch.allclose(one, two, atol=1e-4)
 
 
 @every
@@ -75,6 +101,8 @@ def test_the_same_call_gives_the_same_bits(name: str) -> None:
     for one, two in zip(compiled(writer, tiny(), segments), compiled(writer, tiny(), segments), strict=True):
         assert torch.equal(one.keys, two.keys)
         assert torch.equal(one.values, two.values)
+        assert list(one.side) == list(two.side)
+        assert all(torch.equal(one.side[name], two.side[name]) for name in one.side)
 
 
 @every

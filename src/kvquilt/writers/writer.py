@@ -22,6 +22,11 @@ class Writer(Protocol):
         """Ids that every segment is encoded behind: a document right behind just these is exact. ``None``: never."""
         ...
 
+    @property
+    def side(self) -> frozenset[str]:
+        """Names of the side data that every segment has: what a reader's layout may ask for."""
+        ...
+
     def compile(
         self, model: LanguageModel, segments: Sequence[tuple[int, ...]], counter: RowCounter | None = None
     ) -> Iterator[tuple[int, CompiledSegment]]:

@@ -1,0 +1,75 @@
+"""What a writer notes beside keys and values, for methods that choose rows by what was seen offline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.rows import RowPlan, Watcher
+from kvquilt.model.slots import SlotCache
+
+
+class Extra(Protocol):
+    """One kind of side data; a frozen dataclass in a file of its own whose fields are its settings."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the side data that every segment gets."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Content identity; another setting is another writer."""
+        ...
+
+    def observe(self, behind: tuple[int, ...], ids: tuple[int, ...]) -> Observation:
+        """Be ready for the compile pass of the segment `ids` that is encoded behind `behind`."""
+        ...
+
+
+class Observation(Watcher):
+    """Sees the compile pass of one segment, whose rows are all of the plan's, and says what is to be noted.
+
+    Attributes:
+        room: slots that `side` needs behind the segment.
+    """
+
+    room: int = 0
+
+    def side(self, model: LanguageModel, cache: SlotCache, counter: RowCounter | None) -> Mapping[str, torch.Tensor]:
+        """The side data, on the CPU; called once, after the pass.
+
+        Args:
+            cache: batch of one, filled up to the segment's last token. What stands behind may be overwritten.
+        """
+        raise NotImplementedError
+
+
+class Watchers(Watcher):
+    """Several watchers of one forward."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = watchers
+
+    def enters(self, layer: int, plan: RowPlan, hidden: torch.Tensor) -> None:
+        for watcher in self._watchers:
+            watcher.enters(layer, plan, hidden)
+
+    def writes(
+        self,
+        layer: int,
+        plan: RowPlan,
+        slots: tuple[torch.Tensor, torch.Tensor],
+        fresh: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        for watcher in self._watchers:
+            watcher.writes(layer, plan, slots, fresh)
+
+    def attends(
+        self, layer: int, plan: RowPlan, query: torch.Tensor, keys: torch.Tensor, scaling: float, window: int | None
+    ) -> None:
+        for watcher in self._watchers:
+            watcher.attends(layer, plan, query, keys, scaling, window)

@@ -1,0 +1,121 @@
+"""Segments of several writers in one go: the same segments, and what they are encoded behind is computed once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvquilt.model.language_model import RowCounter
+from kvquilt.writers.attention_statistics import AttentionStatistics
+from kvquilt.writers.isolated import Isolated
+from kvquilt.writers.prefix_cache import PrefixCache
+from kvquilt.writers.residual import Residual
+from kvquilt.writers.together import compile_together
+from tests.models import tiny
+from tests.oracle import random_ids
+
+SHARED = random_ids(9, 50)
+A, B, C, D = (random_ids(n, n) for n in (40, 25, 33, 18))
+
+pytestmark = pytest.mark.usefixtures("nan_slots")
+
+
+def rows(writers: list[Isolated], segments: list[tuple[int, ...]], family: str = "llama") -> int:
+    """Compile them together, compare with one by one; how many rows that ran."""
+    model, counter = tiny(family), RowCounter()
+    lent = model.pool.lent
+    found = dict(compile_together(model, writers, segments, counter))
+    assert model.pool.lent == lent
+    assert sorted(found) == list(range(len(segments)))
+    for i, (writer, ids) in enumerate(zip(writers, segments, strict=True)):
+        [(_, alone)] = writer.compile(model, [ids])
+        assert (found[i].ids, found[i].start, found[i].prefix) == (alone.ids, alone.start, alone.prefix)
+        assert torch.allclose(found[i].keys, alone.keys, atol=1e-5)
+        assert torch.allclose(found[i].values, alone.values, atol=1e-5)
+        assert list(found[i].side) == list(alone.side)
+        assert all(torch.allclose(found[i].side[name], alone.side[name], atol=1e-4) for name in alone.side)
+    return counter.rows
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral-window"])
+def test_a_chain_of_documents_is_one_forward_over_all_of_them(family: str) -> None:
+    def behind(*earlier: tuple[int, ...]) -> Isolated:
+        spans, at = [], len(SHARED)
+        for ids in earlier:
+            spans.append((at, at + len(ids)))
+            at += len(ids)
+        return Isolated(SHARED + sum(earlier, ()), (AttentionStatistics(tuple(spans)),))
+
+    writers = [behind(A, B, C), behind(A), behind(), behind(A, B)]
+    assert rows(writers, [D, B, A, C], family) == len(SHARED) + len(A) + len(B) + len(C) + len(D)
+
+
+def test_documents_behind_the_same_prefix_encode_it_once() -> None:
+    one, two = Isolated(SHARED + A + B), Isolated(SHARED + A + D)
+    assert rows([one, two, one], [C, C, C[:-1]]) == len(SHARED + A + B) + len(D) + len(C) + 2 * len(C)
+
+
+def test_writers_of_every_kind_go_together() -> None:
+    writers = [Isolated(), Isolated(SHARED, (Residual(1),)), Isolated(SHARED), Isolated(A), Isolated(), Isolated(B)]
+    rows(writers, [A, B, C, D, D, A])
+
+
+def test_the_same_segment_twice_comes_twice() -> None:
+    rows([Isolated(SHARED), Isolated(SHARED, (Residual(1),)), Isolated(SHARED, (Residual(1),))], [A, A, A])
+
+
+def test_the_same_call_gives_the_same_bits() -> None:
+    writers = [Isolated(SHARED + A), Isolated(SHARED), Isolated(SHARED + A, (Residual(2),))]
+    one, two = (dict(compile_together(tiny(), writers, [B, C, D])) for _ in range(2))
+    for i, segment in one.items():
+        assert torch.equal(segment.keys, two[i].keys)
+        assert torch.equal(segment.values, two[i].values)
+        assert all(torch.equal(segment.side[name], two[i].side[name]) for name in segment.side)
+
+
+def test_one_prefix_is_kept_at_a_time_and_leaving_early_gives_it_back() -> None:
+    model, most = tiny(), 0
+    lent = model.pool.lent
+    writers = [Isolated(random_ids(50, n), (Residual(1),)) for n in range(5)]
+    going = compile_together(model, writers, [A] * 5)
+    for _ in range(4):
+        next(going)
+        most = max(most, model.pool.lent - lent)
+    assert most == 1
+    going.close()  # type: ignore[attr-defined]
+    assert model.pool.lent == lent
+
+
+def test_nothing_to_compile_is_nothing() -> None:
+    assert list(compile_together(tiny(), [], [])) == []
+
+
+def test_a_prefix_cache_holds_just_what_it_reached() -> None:
+    model, counter = tiny(), RowCounter()
+    with PrefixCache(model, counter) as prefix:
+        steps = ((A, 40), (A + B, 25), (A + C, 33), (A[:7], 0), (B, 25), ((), 0), (B + A + C, 98))
+        for ids, fresh in steps:
+            before = counter.rows
+            cache = prefix.reach(ids)
+            assert (prefix.ids, cache.filled, counter.rows - before) == (ids, len(ids), fresh)
+            if ids:
+                truth = model.encode(torch.tensor([ids]))
+                n = len(ids)
+                assert torch.allclose(cache.slot_keys[:, :, :, :n], truth.slot_keys[:, :, :, :n], atol=1e-5)
+                assert torch.allclose(cache.slot_values[:, :, :, :n], truth.slot_values[:, :, :, :n], atol=1e-5)
+                model.pool.release(truth)
+
+
+def test_a_prefix_cache_that_failed_computes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny()
+    with PrefixCache(model) as prefix:
+        prefix.reach(A)
+        with monkeypatch.context() as patch:
+            patch.setattr(model.hf.base_model.layers[1], "forward", lambda *_, **__: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                prefix.reach(A + B)
+        assert prefix.ids == A
+        cache = prefix.reach(A + B)
+        truth = model.encode(torch.tensor([A + B]))
+        assert torch.allclose(cache.slot_keys[:, :, :, :65], truth.slot_keys[:, :, :, :65], atol=1e-5)
+        model.pool.release(truth)
