@@ -1,0 +1,36 @@
+"""One writer for every document, whatever stands around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvquilt.placement import Placement
+from kvquilt.segment import CompiledSegment
+from kvquilt.writers.isolated import Isolated
+from kvquilt.writers.notebook import Notebook
+from kvquilt.writers.recipe import Chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """``isolated``, or ``shared-prefix`` where the writer has a prefix."""
+
+    writer: Isolated = field(default_factory=Isolated)
+
+    @property
+    def name(self) -> str:
+        return "shared-prefix" if self.writer.prefix else "isolated"
+
+    @property
+    def side(self) -> frozenset[str]:
+        return self.writer.side
+
+    def prepare(self, notes: Notebook, segments: Sequence[tuple[int, ...]]) -> list[Isolated]:
+        return [self.writer] * len(segments)
+
+    def writers(self, notes: Notebook, placement: Placement, documents: Sequence[int]) -> list[Chosen]:
+        return [Chosen(self.writer)] * len(documents)
+
+    def compiled(self, notes: Notebook, writer: Isolated, segment: CompiledSegment) -> tuple[Isolated, ...]:
+        return ()

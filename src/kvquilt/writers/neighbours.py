@@ -1,0 +1,115 @@
+"""Each document encoded behind those most like it: the offline step of FusionRAG (arXiv 2601.12904)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import bm25s
+from bm25s.tokenization import Tokenized
+
+from kvquilt.errors import InputError
+from kvquilt.identity import digest_fields, encode_ids
+from kvquilt.placement import Placement
+from kvquilt.segment import CompiledSegment
+from kvquilt.writers.extra import Extra
+from kvquilt.writers.isolated import Isolated
+from kvquilt.writers.notebook import Notebook, pack, unpack
+from kvquilt.writers.recipe import Chosen
+
+_KIND = "neighbours"
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Behind the shared prefix and the most similar documents of the compile call (BM25 over token ids).
+
+    Documents that share no token are no neighbours. Neighbours stand in the order of the call, so that documents with
+    the same ones share their encoding. What was chosen is noted per document and kept when more documents come.
+
+    Attributes:
+        limit: tokens that prefix and document may take together; neighbours that do not fit are passed over.
+        count: neighbours of each document.
+    """
+
+    shared: tuple[int, ...]
+    limit: int
+    count: int = 2
+    extras: tuple[Extra, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise InputError("count", "at least 1", self.count)
+
+    @property
+    def name(self) -> str:
+        return "neighbours"
+
+    @property
+    def side(self) -> frozenset[str]:
+        return self._behind(self.shared).side
+
+    def prepare(self, notes: Notebook, segments: Sequence[tuple[int, ...]]) -> list[Isolated]:
+        distinct = list(dict.fromkeys(segments))
+        known = {ids: self._noted(notes, ids) for ids in distinct}
+        new = [n for n, ids in enumerate(distinct) if known[ids] is None]
+        for n, similar in zip(new, most_similar(distinct, new), strict=True):
+            prefix = self.shared + self._joined(distinct, similar, self.limit - len(self.shared) - len(distinct[n]))
+            notes.write(_KIND, self._subject(distinct[n]), {"prefix": pack(prefix)})
+            known[distinct[n]] = prefix
+        return [self._behind(known[ids]) for ids in segments]
+
+    def writers(self, notes: Notebook, placement: Placement, documents: Sequence[int]) -> list[Chosen]:
+        chosen = []
+        for i in documents:
+            prefix = self._noted(notes, placement.runs[i].ids)
+            reason = "no neighbours were prepared; encoded behind the shared prefix alone" if prefix is None else ""
+            chosen.append(Chosen(self._behind(prefix), reason))
+        return chosen
+
+    def compiled(self, notes: Notebook, writer: Isolated, segment: CompiledSegment) -> tuple[Isolated, ...]:
+        return ()
+
+    def _joined(self, segments: list[tuple[int, ...]], similar: list[int], room: int) -> tuple[int, ...]:
+        """The first `count` of `similar` that fit into `room` tokens, in the order of `segments`."""
+        chosen: list[int] = []
+        for n in similar:
+            if len(chosen) < self.count and len(segments[n]) <= room:
+                chosen.append(n)
+                room -= len(segments[n])
+        return tuple(i for n in sorted(chosen) for i in segments[n])
+
+    def _behind(self, prefix: tuple[int, ...] | None) -> Isolated:
+        return Isolated(self.shared if prefix is None else prefix, self.extras)
+
+    def _noted(self, notes: Notebook, ids: tuple[int, ...]) -> tuple[int, ...] | None:
+        note = notes.read(_KIND, self._subject(ids))
+        prefix = unpack(note.get("prefix")) if note else None
+        fits = prefix is not None and len(prefix) + len(ids) <= max(self.limit, len(self.shared) + len(ids))
+        return prefix if fits else None
+
+    def _subject(self, ids: tuple[int, ...]) -> str:
+        return digest_fields(
+            "kvquilt 2026-11 recipe neighbours v1",
+            [("shared", encode_ids(self.shared)), ("count", str(self.count)), ("ids", encode_ids(ids))],
+        )
+
+
+def most_similar(segments: Sequence[tuple[int, ...]], wanted: Sequence[int]) -> list[list[int]]:
+    """For each of `wanted` (indices) all others that share a token with it, most similar first, earlier ones of equals.
+
+    Args:
+        segments: distinct.
+    """
+    if not wanted:
+        return []
+    numbers: dict[int, int] = {}  # by first occurrence, as the library numbers nothing by itself then
+    texts = [[numbers.setdefault(i, len(numbers)) for i in ids] for ids in segments]
+    index = bm25s.BM25()
+    index.index(Tokenized(ids=texts, vocab={str(i): n for i, n in numbers.items()}), show_progress=False)
+    found = []
+    for n in wanted:
+        scores = index.get_scores(texts[n])
+        ranked = sorted(range(len(segments)), key=lambda other: -scores[other])
+        found.append([other for other in ranked if other != n and scores[other] > 0])
+    return found
