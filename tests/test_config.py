@@ -74,6 +74,9 @@ def test_unknown_names_are_errors_with_the_nearest_one(tmp_path: Path, monkeypat
         ("dtype", "int8", "float32"),
         ("gate_min_top1", "1.5", "less than or equal to 1"),
         ("threads", "many", "valid integer"),
+        ("budget", "-5%", "a share lies between 0% and 100%"),
+        ("budget", "120%", "a share lies between 0% and 100%"),
+        ("budget", "some", "write a share such as 5%"),
     ],
 )
 def test_invalid_values_name_field_source_input_and_rule(
@@ -94,6 +97,11 @@ def test_invalid_values_name_field_source_input_and_rule(
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
         Settings.resolve(write(tmp_path / "c.yaml", text))
+
+
+@pytest.mark.parametrize(("text", "budget"), [("5%", "5%"), ("0.15", "15%"), ("13000", "13000"), ("null", None)])
+def test_a_budget_is_written_one_way(tmp_path: Path, text: str, budget: str | None) -> None:
+    assert Settings.resolve(write(tmp_path / "c.yaml", f"budget: {text}"))[0].budget == budget
 
 
 def test_a_missing_file_is_refused_and_an_empty_one_is_fine(tmp_path: Path) -> None:

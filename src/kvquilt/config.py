@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from platformdirs import user_cache_path, user_data_path
-from pydantic import AfterValidator, ByteSize, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from kvquilt.errors import ConfigError, nearest
+from kvquilt.errors import ConfigError, InputError, nearest
+from kvquilt.repair.budget import Budget
 
 _PREFIX = "KVQUILT_"
 _GIB = 1 << 30
@@ -26,6 +27,16 @@ def _expanded(path: Path) -> Path:
         return path.expanduser()
     except RuntimeError:
         raise ValueError("there is no home directory of that user") from None
+
+
+def _budget(given: object) -> str | None:
+    """A budget as `Budget` writes it. Checked here, so that the error names the setting's source."""
+    if given is None:
+        return None
+    try:
+        return str(Budget.parse(given))
+    except InputError as error:
+        raise ValueError(error.rule) from None
 
 
 Folder = Annotated[Path, AfterValidator(_expanded)]
@@ -52,7 +63,10 @@ class Settings(BaseSettings):
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(None, description="of weights and caches")
     device: str | None = Field(None, min_length=1, description="torch device, such as cpu or cuda:0")
     threads: int | None = Field(None, ge=1, description="CPU threads of torch")
-    method: str = Field("auto", min_length=1, description="how documents are reused")
+    method: str = Field("auto", min_length=1, description="how documents are reused, such as auto, none or epic:k=16")
+    budget: Annotated[str | None, BeforeValidator(_budget)] = Field(
+        None, description="what a named method may spend beyond pure reuse: a share such as 5%, or token-layers"
+    )
     policy: Literal["auto", "always"] | None = Field(
         None, description="auto obeys the gate, always runs the method regardless; by default always for a named method"
     )
@@ -100,7 +114,9 @@ class Settings(BaseSettings):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name = str(first["loc"][0])
-            raise ConfigError(f"{name} ({sources[name]})", first["msg"], first["input"]) from None
+            raise ConfigError(
+                f"{name} ({sources[name]})", first["msg"].removeprefix("Value error, "), first["input"]
+            ) from None
 
 
 def _environment(known: frozenset[str]) -> dict[str, Any]:

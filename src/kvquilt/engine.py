@@ -192,14 +192,16 @@ class Engine:
             method: ``auto`` (what the gate allows), or a name of `kvquilt.repair.presets` with its options, such as
                 ``full``, ``none``, ``retrieved-document``, ``epic:k=16``.
             budget: what the method may spend beyond pure reuse: ``"5%"`` of what reuse saves (or the share as a
-                float), or a whole number of token-layers; by default the method's own.
+                float), or a whole number of token-layers. By default the one the method is written with, else the
+                settings' (which `auto` and full prefill do not take), else the method's own.
             policy: ``auto`` obeys the gate: a method without a passing verdict becomes full prefill, and the ledger
                 says so. ``always`` runs the named method regardless; it is the default when a method is named.
             tenant: whose segments; tenants never share.
             max_new_tokens, temperature, top_p, top_k, seed, stop: see `kvquilt.decode.Sampling`.
 
         Raises:
-            InputError: empty question, no or bad documents, unknown method, bad sampling value.
+            InputError: empty question, no or bad documents, unknown method, bad sampling value, a bad budget or one
+                smaller than what the method needs in order to choose.
             ContextLengthError: prompt and answer do not fit; says by how many tokens and what to drop.
             NumericsError: the model produced NaN.
         """
@@ -226,7 +228,7 @@ class Engine:
     ) -> Stream:
         """`ask`, streamed: a `Stream` of text pieces. Input errors come at once, computing starts with iteration."""
         chosen = self.sampling(max_new_tokens, stop, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
-        asked = written_method(self.settings.method if method is None else method, budget)
+        asked = written_method(self.settings.method if method is None else method, budget, default=self.settings.budget)
         gated = needs_verdict(asked, self.settings.policy if policy is None else policy)
         namespace(tenant)  # refuses one that cannot be a name, before anything is computed
         ledger = Ledger(asked=asked, model=self.model.name, threads=self.model.threads)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvquilt.errors import InputError, nearest
 from kvquilt.gate import DoctorReport
 from kvquilt.ledger import Fallback
@@ -21,26 +23,47 @@ def needs_verdict(asked: str, policy: str | None) -> bool:
         find_method(asked)
     if policy is not None and policy not in POLICIES:
         raise InputError("policy", f"unknown policy {policy!r}{nearest(policy, POLICIES)}")
-    return asked == "auto" or (policy == "auto" and asked != "full")
+    return asked == "auto" or (policy == "auto" and find_method(asked).reuses)
 
 
-def written_method(method: str, budget: object) -> str:
+def written_method(method: str, budget: object, default: object = None) -> str:
     """The method's name with the budget written into it.
 
+    Args:
+        budget: given for this request.
+        default: what holds without `budget` for methods that take one and are not written with one.
+
     Raises:
-        InputError: unknown method; a budget that is none, or beside `auto`, whose budget is the measured one.
+        InputError: unknown method; a budget that is none, or beside `auto`, whose budget is the measured one, or
+            beside full prefill.
     """
     if budget is None:
-        return method
+        if default is None or method == "auto" or not find_method(method).reuses or _has_budget(method):
+            return method
+        return find_method(method).within(default).name
     if method == "auto":
         raise InputError("budget", "auto runs what was measured; name a method to give it a budget", str(budget))
     return find_method(method).within(budget).name
 
 
-def resolve(asked: str, report: DoctorReport | None, max_kl: float, min_top1: float) -> tuple[Method, Fallback | None]:
+def _has_budget(written: str) -> bool:
+    """Whether a method is written with a budget: the one option that is no ``field=value``."""
+    return any(option.strip() and "=" not in option for option in written.partition(":")[2].split(","))
+
+
+def resolve(
+    asked: str,
+    report: DoctorReport | None,
+    max_kl: float,
+    min_top1: float,
+    order: Sequence[str] = AUTO_ORDER,
+) -> tuple[Method, Fallback | None]:
     """The method that the measurement allows under these limits: the first that passes, else full prefill and why.
 
     The limits are those in force now, not those of the day of the measurement.
+
+    Args:
+        order: what `auto` tries, first to last, as methods are written.
     """
     full = METHODS["full"]
     if report is None:
@@ -52,7 +75,7 @@ def resolve(asked: str, report: DoctorReport | None, max_kl: float, min_top1: fl
         failed = ", ".join(c.name for c in report.checks if not c.passed)
         return full, Fallback("unhealthy_model", f"endpoint checks failed: {failed}")
     reasons = []
-    for name in AUTO_ORDER if asked == "auto" else (asked,):
+    for name in order if asked == "auto" else (asked,):
         verdict = report.verdict(name)
         shortfall = "not measured" if verdict is None else verdict.shortfall(max_kl, min_top1)
         if not shortfall:

@@ -48,6 +48,15 @@ def test_config_show_names_each_source(run: Run, tmp_path: Path) -> None:
         (["compile", "nowhere-at-all"], "no such folder"),
         (["doctor", "x", "--docs", "nowhere-at-all"], "no such folder"),
         (["ask", "--docs", ".", "q", "--method", "nonne"], "did you mean 'none'"),
+        (["ask", "--docs", ".", "q", "--method", "retrieved-dokument:5%"], "did you mean 'retrieved-document'"),
+        (["ask", "--docs", ".", "q", "--method", "none:keep=3"], "none has no option 'keep'"),
+        (["ask", "--docs", ".", "q", "--method", "none", "--budget", "5 percent"], "write a share such as 5%"),
+        (["ask", "--docs", ".", "q", "--method", "none", "--budget", "100.5%"], "between 0% and 100%"),
+        (["ask", "--docs", ".", "q", "--method", "none", "--budget=-5%"], "between 0% and 100%"),
+        (["ask", "--docs", ".", "q", "--method", "none", "--budget=-1"], "at least 0"),
+        (["ask", "--docs", ".", "q", "--method", "none:101%"], "between 0% and 100%"),
+        (["ask", "--docs", ".", "q", "--budget", "5%"], "auto runs what was measured"),
+        (["ask", "--docs", ".", "q", "--method", "full", "--budget", "5%"], "full prefill computes everything"),
         (["ask", "--docs", ".", "q", "--top-k", "0"], "top_k"),
         (["ask", "--docs", ".", "q", "--policy", "never"], "policy"),
         (["models", "fetch", "smolm2"], "did you mean 'smollm2'"),
@@ -61,6 +70,15 @@ def test_bad_input_ends_with_2_and_names_the_field(run: Run, arguments: list[str
     assert outcome.code == 2
     assert said in outcome.err
     assert outcome.out == ""
+
+
+@pytest.mark.parametrize("options", [("--method", "non"), ("--method", "none", "--budget", "200%")])
+def test_a_bad_method_or_budget_is_a_json_error_where_json_was_asked(run: Run, options: tuple[str, ...]) -> None:
+    outcome = run("ask", "--docs", ".", "q", "--json", *options)
+    assert outcome.code == 2
+    error = outcome.json["error"]
+    assert error["field"].startswith(options[-2].removeprefix("--"))
+    assert error["rule"] in outcome.err
 
 
 def test_a_folder_without_text_is_refused(run: Run, tmp_path: Path, model: Path) -> None:

@@ -1,5 +1,6 @@
 """compile, ask, explain, doctor, store on a tiny random model, whole."""
 
+import dataclasses
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from kvquilt.answer import Stream
 from kvquilt.cli import demo
 from kvquilt.engine import Engine
 from kvquilt.ledger import Provenance
+from kvquilt.repair.presets import METHODS
 from kvquilt.store import files
 from tests.cli.conftest import Run
 
@@ -66,6 +68,48 @@ def test_explain_before_any_answer_says_what_to_do(run: Run) -> None:
     outcome = run("explain")
     assert outcome.code == 2
     assert "kvquilt ask" in outcome.err
+
+
+def test_a_budget_is_kept_to_and_what_was_spent_is_shown(run: Run, docs: Path) -> None:
+    outcome = ask(run, docs, "--method", "retrieved-document", "--budget", "5%", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["method"] == "retrieved-document:5%"
+    spent = outcome.json["spending"]
+    assert 0 < spent["charged"] <= spent["allowed"] == int(0.05 * spent["tokens"] * spent["layers"])
+    assert spent["charged"] == spent["probe"] + spent["repair"]
+    assert spent["charged_share"] == spent["charged"] / (spent["tokens"] * spent["layers"])
+    explained = ask(run, docs, "--method", "retrieved-document:5%", "--explain")
+    assert f"charged {spent['charged']} token-layers of {spent['allowed']} allowed" in explained.out
+    assert run("explain", "--json").json["spending"] == spent
+
+
+def test_the_budget_of_the_settings_is_for_methods_that_take_one(
+    run: Run, docs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVQUILT_BUDGET", "5%")
+    ran = {name: ask(run, docs, "--method", name, "--json").json["method"] for name in ("full", "none", "none:7%")}
+    assert ran == {"full": "full", "none": "none:5%", "none:7%": "none:7%"}
+    assert ask(run, docs, "--method", "none", "--budget", "9%", "--json").json["method"] == "none:9%"
+    assert ask(run, docs, "--json").json["method"] == "full", "auto without a verdict"
+
+
+def test_methods_are_listed_with_their_parts(run: Run) -> None:
+    rows = run("methods", "--json").json
+    assert [row["name"] for row in rows] == list(METHODS)
+    for row in rows:
+        method = METHODS[row["name"]]
+        assert {"writer", "order", "selector", "budget", "summary"} <= set(row)
+        assert row["budget"] == (None if method.budget is None else str(method.budget))
+        parts = {**_fields(method.selector), **_fields(method.correction)}
+        assert all(parts[name] == value for name, value in row["options"].items())
+    table = run("methods").out.splitlines()
+    assert [line.split()[0] for line in table[1:]] == list(METHODS)
+
+
+def _fields(part: object) -> dict[str, object]:
+    if not dataclasses.is_dataclass(part) or isinstance(part, type):
+        return {}
+    return dict(json.loads(json.dumps(dataclasses.asdict(part))))
 
 
 def test_full_prefill_reuses_nothing(run: Run, docs: Path) -> None:

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvquilt.cli.common import Device, Dtype, ExitCode, Json, ModelFlag, Tenant, Threads, echo_json, settings_of, warn
+from kvquilt.cli.common import (
+    BudgetFlag,
+    Device,
+    Dtype,
+    ExitCode,
+    Json,
+    MethodFlag,
+    ModelFlag,
+    Tenant,
+    Threads,
+    echo_json,
+    settings_of,
+    warn,
+)
 from kvquilt.cli.work import check_path, open_engine, passages_in
 from kvquilt.errors import InputError
 from kvquilt.ledger import FallbackReason, Ledger
@@ -22,13 +36,12 @@ def ask(
     question: Annotated[str, typer.Argument(metavar="QUESTION")],
     docs: Annotated[Path, typer.Option("--docs", metavar="DIR", help="Folder (or one file) with documents.")],
     top_k: Annotated[int | None, typer.Option(metavar="N", help="Passages to retrieve.")] = None,
-    method: Annotated[
-        str | None, typer.Option(metavar="METHOD", help="full, none, retrieved-document or auto (what the gate chose).")
-    ] = None,
+    method: MethodFlag = None,
+    budget: BudgetFlag = None,
     policy: Annotated[
         str | None, typer.Option(metavar="POLICY", help="auto obeys the gate (for method auto); always does not.")
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show what was reused, and why not.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Show what was reused and spent, and why not.")] = False,
     model: ModelFlag = None,
     tenant: Tenant = None,
     max_new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Longest answer in tokens.")] = None,
@@ -45,22 +58,22 @@ def ask(
     Exit code 5 means: the answer is there, but the reuse asked for did not happen; --explain says why.
     """
     settings, _ = settings_of(
-        context, top_k=top_k, method=method, policy=policy, model=model, tenant=tenant, max_new_tokens=max_new_tokens,
-        passage_tokens=passage_tokens, dtype=dtype, device=device, threads=threads,
+        context, top_k=top_k, method=method, budget=budget, policy=policy, model=model, tenant=tenant,
+        max_new_tokens=max_new_tokens, passage_tokens=passage_tokens, dtype=dtype, device=device, threads=threads,
     )  # fmt: skip
     if not question.strip():
         raise InputError("question", "must not be empty")
     check_path(docs)
-    if settings.method != "auto":
-        from kvquilt.repair.presets import find_method
+    from kvquilt.policy import needs_verdict, written_method
 
-        find_method(settings.method)  # before a model is loaded for nothing
+    # before a model is loaded for nothing
+    needs_verdict(written_method(settings.method, budget, settings.budget), settings.policy)
     with open_engine(settings) as engine:
         from kvquilt.retrieval import top_k as best
 
         passages = best(question, passages_in(docs, settings, engine.model.tokenizer).documents, settings.top_k)
         stream = engine.stream(
-            question, documents=passages, method=settings.method, policy=settings.policy,
+            question, documents=passages, method=settings.method, budget=budget, policy=settings.policy,
             max_new_tokens=settings.max_new_tokens, temperature=temperature, seed=seed, tenant=settings.tenant,
         )  # fmt: skip
         with stream:
@@ -80,7 +93,7 @@ def ask(
             typer.echo("\n" + answer.explain())
     for fallback in ledger.fallbacks:
         warn(f"{fallback.reason}: {fallback.detail}")
-    if reuse_failed(settings.method, ledger):
+    if reuse_failed(ledger.asked, ledger):
         raise typer.Exit(ExitCode.NO_REUSE)
 
 
@@ -94,7 +107,15 @@ def reuse_failed(asked: str, ledger: Ledger) -> bool:
 
 
 def _account(ledger: Ledger) -> dict[str, Any]:
-    return {"method": ledger.method, "model": ledger.model, "ledger": ledger.as_dict()}
+    return {"method": ledger.method, "model": ledger.model, "spending": _spent(ledger), "ledger": ledger.as_dict()}
+
+
+def _spent(ledger: Ledger) -> dict[str, Any] | None:
+    """The spending with what follows from it."""
+    if (spent := ledger.spending) is None:
+        return None
+    shares = {"nominal_share": spent.nominal_share, "charged_share": spent.charged_share}
+    return {**asdict(spent), "charged": spent.charged, **shares}
 
 
 def _remember(cache_dir: Path, ledger: Ledger, used: list[dict[str, Any]]) -> None:

@@ -44,6 +44,19 @@ ModelFlag = Annotated[
 Dtype = Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, bfloat16 or float16.")]
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Torch device, such as cpu or cuda:0.")]
 Threads = Annotated[int | None, typer.Option(metavar="N", help="CPU threads of torch.")]
+MethodFlag = Annotated[
+    str | None,
+    typer.Option(
+        metavar="METHOD",
+        help="auto (what the gate allows) or a name, if need be with options: epic:k=16. See `kvquilt methods`.",
+    ),
+]
+BudgetFlag = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BUDGET", help="What METHOD may spend: a share of what reuse saves, such as 5%, or token-layers."
+    ),
+]
 Tenant = Annotated[str | None, typer.Option(metavar="NAME", help="Whose segments; tenants never share.")]
 
 
