@@ -40,7 +40,9 @@ def attend(
         )
         return out, None
     plan.windows.append(sliding_window)
-    window = sliding_window if sliding_window is not None and sliding_window < plan.filled else None
+    # slots that stand far apart may lie outside a window that is longer than all of them
+    narrow = sliding_window is not None and (plan.view is not None or sliding_window < plan.filled)
+    window = sliding_window if narrow else None
     layer: int = getattr(module, "layer_idx", -1)
     if plan.watcher is not None:
         plan.watcher.attends(layer, plan, query, key, scaling or query.shape[-1] ** -0.5, window)
