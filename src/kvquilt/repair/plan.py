@@ -26,8 +26,10 @@ def cut(choice: Choice, post: Sequence[PostProcessor], scene: Scene, left: int |
     Returns:
         ``[K]`` int64 slots, best first.
     """
-    depth = (scene.layers if choice.last is None else choice.last) - choice.first
-    rows = len(choice.ranking) if left is None else left // depth
+    last = scene.layers if choice.last is None else choice.last
+
+    def fits(chosen: torch.Tensor) -> bool:
+        return left is None or _cost(choice, chosen, last) <= left
 
     def processed(length: int) -> torch.Tensor:
         head = choice.ranking[:length]
@@ -35,14 +37,25 @@ def cut(choice: Choice, post: Sequence[PostProcessor], scene: Scene, left: int |
             head = each.apply(head, scene)
         return head
 
-    if not post:
-        return choice.ranking[:rows]
     low, high = 0, len(choice.ranking)
     while low < high:  # the largest head that fits, if longer heads never give fewer rows
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if len(processed(middle)) <= rows else (low, middle - 1)
+        low, high = (middle, high) if fits(processed(middle)) else (low, middle - 1)
     out = processed(low)
-    return out if len(out) <= rows else out[:rows]
+    while not fits(out):  # a post-processor that makes rows of none
+        out = out[:-1]
+    return out
+
+
+def _cost(choice: Choice, chosen: torch.Tensor, last: int) -> int:
+    """Token-layers of `chosen`: of the choice's own layers, and of those before for rows that do not resume there."""
+    own = len(chosen) * (last - choice.first)
+    if not choice.first:
+        return own
+    if choice.decline:
+        chosen = choice.ranking[: max(counts_by_layer(choice, len(chosen), last).values(), default=0)]
+    resumed = 0 if choice.entering is None else int(torch.isin(chosen, choice.entering[0]).sum())
+    return own + (len(chosen) - resumed) * choice.first
 
 
 def counts_by_layer(choice: Choice, rows: int, layers: int) -> dict[int, int]:
