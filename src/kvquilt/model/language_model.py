@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -326,13 +326,26 @@ def _walking(hf: PreTrainedModel, plan: RowPlan) -> Iterator[None]:
         return (whole, *output[1:]) if isinstance(output, tuple) else whole
 
     layers = _layers(hf)
+    forwards = [layer.__dict__.get("forward") for layer in layers]  # somebody may have replaced one before
     handles = [layer.register_forward_pre_hook(partial(narrow, i), with_kwargs=True) for i, layer in enumerate(layers)]
     handles += [layer.register_forward_hook(partial(widen, i), with_kwargs=True) for i, layer in enumerate(layers)]
     try:
+        for layer in layers:
+            layer.__dict__["forward"] = partial(_unless_empty, layer.forward)
         yield
     finally:
+        for layer, forward in zip(layers, forwards, strict=True):
+            layer.__dict__.pop("forward", None)
+            if forward is not None:
+                layer.__dict__["forward"] = forward
         for handle in handles:
             handle.remove()
+
+
+def _unless_empty(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A decoder layer's `forward`, except that no rows pass as they are: its reshapes could not take them."""
+    hidden: torch.Tensor = args[0] if args else kwargs["hidden_states"]
+    return forward(*args, **kwargs) if hidden.shape[1] else hidden
 
 
 def _rows_of(value: Any, chosen: torch.Tensor, rows: int) -> Any:

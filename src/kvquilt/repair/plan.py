@@ -59,13 +59,15 @@ def _cost(choice: Choice, chosen: torch.Tensor, last: int) -> int:
 
 
 def counts_by_layer(choice: Choice, rows: int, layers: int) -> dict[int, int]:
-    """Document rows of each layer for a mean of `rows`: falling linearly with depth, never more than that in all."""
+    """Document rows of each layer for a mean of `rows`: falling linearly with depth, never more than that in all.
+
+    The first layer cannot have more rows than the ranking, so the nearer `rows` is to all of it, the less they fall.
+    """
     last = layers if choice.last is None else choice.last
-    steps = max(1, last - choice.first - 1)
-    return {
-        layer: min(len(choice.ranking), int(rows * (1 + choice.decline * (1 - 2 * (layer - choice.first) / steps))))
-        for layer in range(choice.first, last)
-    }
+    depth, ranked = last - choice.first, len(choice.ranking)
+    decline = min(choice.decline, ranked / rows - 1) if rows and depth > 1 else 0.0
+    steps = max(1, depth - 1)
+    return {choice.first + n: min(ranked, int(rows * (1 + decline * (1 - 2 * n / steps)) + 1e-9)) for n in range(depth)}
 
 
 def row_plan(

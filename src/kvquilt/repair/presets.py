@@ -17,6 +17,7 @@ from kvquilt.placement import Order
 from kvquilt.repair.budget import Budget
 from kvquilt.repair.correction import Correction
 from kvquilt.repair.everything import Everything
+from kvquilt.repair.kv_deviation import KVDeviation
 from kvquilt.repair.nothing import Nothing
 from kvquilt.repair.plan import PostProcessor
 from kvquilt.repair.retrieved_document import RetrievedDocument
@@ -86,6 +87,21 @@ METHODS = {
             Order.TARGET_LAST,
             RetrievedDocument(),
             "the best-ranked document moves next to the question and is recomputed; the others are reused",
+        ),
+        Method(
+            "cacheblend",
+            Order.GIVEN,
+            KVDeviation(),
+            "rows whose values deviate most at layer 1 are recomputed: about 15% of them, and the check of all of them",
+            # the check costs a little more than one layer of all rows, whatever the model's depth
+            Budget(share=0.20),
+        ),
+        Method(
+            "cacheblend-gradual",
+            Order.GIVEN,
+            KVDeviation(gradual=0.5),
+            "as cacheblend, but each layer passes on fewer rows, those that deviate most there",
+            Budget(share=0.20),
         ),
     )
 }
