@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import bm25s
-from bm25s.tokenization import Tokenized
-
 from kvquilt.errors import InputError
 from kvquilt.identity import digest_fields, encode_ids
 from kvquilt.placement import Placement
@@ -16,6 +13,7 @@ from kvquilt.writers.extra import Extra
 from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.notebook import Notebook, pack, unpack
 from kvquilt.writers.recipe import Chosen
+from kvquilt.writers.similarity import most_similar
 
 _KIND = "neighbours"
 
@@ -93,23 +91,3 @@ class Neighbours:
             "kvquilt 2026-11 recipe neighbours v1",
             [("shared", encode_ids(self.shared)), ("count", str(self.count)), ("ids", encode_ids(ids))],
         )
-
-
-def most_similar(segments: Sequence[tuple[int, ...]], wanted: Sequence[int]) -> list[list[int]]:
-    """For each of `wanted` (indices) all others that share a token with it, most similar first, earlier ones of equals.
-
-    Args:
-        segments: distinct.
-    """
-    if not wanted:
-        return []
-    numbers: dict[int, int] = {}  # by first occurrence, as the library numbers nothing by itself then
-    texts = [[numbers.setdefault(i, len(numbers)) for i in ids] for ids in segments]
-    index = bm25s.BM25()
-    index.index(Tokenized(ids=texts, vocab={str(i): n for i, n in numbers.items()}), show_progress=False)
-    found = []
-    for n in wanted:
-        scores = index.get_scores(texts[n])
-        ranked = sorted(range(len(segments)), key=lambda other: -scores[other])
-        found.append([other for other in ranked if other != n and scores[other] > 0])
-    return found
