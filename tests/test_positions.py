@@ -18,11 +18,11 @@ from kvquilt.model.language_model import LanguageModel
 from kvquilt.placement import Order, place_runs
 from kvquilt.prompt import Run
 from kvquilt.reading import Reader
-from kvquilt.repair.presets import METHODS
+from kvquilt.repair.presets import find_method
 from kvquilt.segment import CompiledSegment, place
 from kvquilt.store import Store
 from kvquilt.writers.isolated import Isolated
-from tests.engines import make_engine
+from tests.engines import AFFORDABLE, make_engine
 from tests.models import FAMILIES, build, model_from, tiny
 from tests.oracle import random_ids, stock
 from tests.tokenizers import chatml_tokenizer
@@ -197,7 +197,7 @@ def test_provenance_covers_every_token_once_after_any_edit(
     runs = [run_of(part) for part in start]
     for step in script:
         runs = edited(runs, step)
-    for method in METHODS.values():
+    for method in map(find_method, AFFORDABLE.values()):
         held = [i for i, run in enumerate(runs) if run.document is not None]
         ranking = (0,) if held and method.needs_ranking else ()
         placement = place_runs(runs, method.order, ranking)
@@ -206,5 +206,5 @@ def test_provenance_covers_every_token_once_after_any_edit(
         model.pool.release(cache)
         assert sum(ledger.tokens.values()) == placement.tokens
         assert [(d.start, d.tokens) for d in ledger.documents] == [
-            (placement.starts[i], len(placement.runs[i].ids)) for i in placement.documents()
+            (placement.positions[i], len(placement.runs[i].ids)) for i in placement.documents()
         ]

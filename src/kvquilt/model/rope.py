@@ -9,6 +9,19 @@ import torch
 _SCRATCH_BYTES = 1 << 20  # stays in a core's second-level cache
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Angles:
+    """Cosines and sines of some positions, ``[positions, rotary_dim / 2]`` fp32 each."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def at(self, indices: torch.Tensor) -> Angles:
+        """Those of some of them."""
+        where = indices.to(self.cos.device)
+        return Angles(self.cos[where], self.sin[where])
+
+
 @dataclass(eq=False, slots=True)
 class RotaryTable:
     """One layer type's rotation: `inv_freq` ``[rotary_dim / 2]`` fp32, unscaled.
@@ -24,16 +37,21 @@ class RotaryTable:
     def rotary_dim(self) -> int:
         return 2 * len(self.inv_freq)
 
+    def angles(self, positions: torch.Tensor) -> Angles:
+        """Of ``[n]`` int64 positions, on the table's device."""
+        # float64: at a position of 8,000 an fp32 product alone loses 5e-4 of a turn
+        turns = positions.to(self.inv_freq.device).double()[:, None] * self.inv_freq.double()
+        turns = turns.remainder(2 * torch.pi)
+        return Angles(turns.cos().float(), turns.sin().float())
+
     def rotate(self, keys: torch.Tensor, delta: int, out: torch.Tensor) -> None:
         """Rotate by `delta` positions, in fp32, cast once.
 
         Args:
             keys: ``[layers, ..., tokens, key_dim]``; `out` likewise, any strides, overwritten.
         """
-        # float64 angles: at a delta of 8,000 an fp32 product alone loses 5e-4 of a turn
-        angle = (self.inv_freq.double() * delta).remainder(2 * torch.pi)
-        cos, sin = angle.cos().float(), angle.sin().float()
-        cos = torch.cat((cos, cos))
+        angles = self.angles(torch.tensor([delta]))
+        cos, sin = torch.cat((angles.cos[0], angles.cos[0])), angles.sin[0]
         half, width = len(sin), len(cos)
         # a few layers at a time in scratch that is allocated once: fresh memory costs a page fault per 4 KiB
         step = max(1, _SCRATCH_BYTES // max(1, keys[0].numel() * 4))
@@ -48,3 +66,16 @@ class RotaryTable:
             target[..., :width].copy_(turned)
         if width < keys.shape[-1]:
             out[..., width:].copy_(keys[..., width:])
+
+
+def turned(keys: torch.Tensor, angles: Angles, back: bool = False) -> torch.Tensor:
+    """A copy with every row rotated by its own angle, or back by it.
+
+    Args:
+        keys: ``[..., tokens, key_dim]`` fp32; channels past the rotary ones are copied.
+        angles: of ``tokens`` positions.
+    """
+    cos, sin = angles.cos, -angles.sin if back else angles.sin
+    half = cos.shape[-1]
+    first, second, rest = keys[..., :half], keys[..., half : 2 * half], keys[..., 2 * half :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)

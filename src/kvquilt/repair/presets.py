@@ -14,16 +14,29 @@ from typing import Any
 
 from kvquilt.errors import InputError, nearest
 from kvquilt.placement import Order
+from kvquilt.repair.ape import Tempered
 from kvquilt.repair.budget import Budget
 from kvquilt.repair.correction import Correction
 from kvquilt.repair.everything import Everything
+from kvquilt.repair.first_tokens import FirstTokens
 from kvquilt.repair.kv_deviation import KVDeviation
+from kvquilt.repair.layer_band import LayerBand
+from kvquilt.repair.mean_shift import MeanShift
 from kvquilt.repair.nothing import Nothing
 from kvquilt.repair.plan import PostProcessor
+from kvquilt.repair.post import CapRuns, Expand, MergeGap, Quota, RoundToBlock
+from kvquilt.repair.random_rows import Random
 from kvquilt.repair.retrieved_document import RetrievedDocument
 from kvquilt.repair.selector import Selector
+from kvquilt.repair.spread import Spread
 
-POST: dict[str, Callable[[Any], PostProcessor]] = {}
+POST: dict[str, Callable[[Any], PostProcessor]] = {  # each is made from one number
+    "expand": Expand,
+    "round_to_block": RoundToBlock,
+    "merge_gap": MergeGap,
+    "cap_runs": CapRuns,
+    "quota": Quota,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,32 @@ METHODS = {
             Order.TARGET_LAST,
             RetrievedDocument(),
             "the best-ranked document moves next to the question and is recomputed; the others are reused",
+        ),
+        Method("epic", Order.GIVEN, FirstTokens(), "the first 16 tokens of every document are recomputed"),
+        Method(
+            "random", Order.GIVEN, Random(), "random rows are recomputed: what others must beat", Budget(share=0.15)
+        ),
+        Method("spread", Order.GIVEN, Spread(), "evenly spaced rows are recomputed", Budget(share=0.15)),
+        Method(
+            "droidspeak",
+            Order.GIVEN,
+            LayerBand(),
+            "all rows are recomputed in the first half of the layers; deeper ones keep what is stored",
+        ),
+        Method(
+            "ape",
+            Order.SHARED_POSITIONS,
+            Nothing(),
+            "documents stand side by side, attention to them is sharpened and scaled; nothing is recomputed",
+            correction=Tempered(),
+        ),
+        Method(
+            "agentkvshift",
+            Order.GIVEN,
+            Spread(),
+            "evenly spaced rows are recomputed; the rest of each document moves by their mean change",
+            Budget(share=0.15),
+            correction=MeanShift(),
         ),
         Method(
             "cacheblend",
