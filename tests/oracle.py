@@ -73,7 +73,8 @@ def pure_reuse(
     for index, (run, start) in enumerate(zip(placement.runs, placement.starts, strict=True)):
         if run.document is not None and index not in fresh:
             new = _segment(hf, run.ids, start, prefix)
-            joined = [(torch.cat((k, a), 2), torch.cat((v, b), 2)) for (k, v), (a, b) in zip(layers, new, strict=True)]
+            pairs = zip(layers or new, new, strict=True)
+            joined = [(torch.cat((k, a), 2), torch.cat((v, b), 2)) for (k, v), (a, b) in pairs]
             layers = joined if layers else new
             continue
         cache = DynamicCache()

@@ -11,7 +11,9 @@ from kvquilt.model.rows import RowPlan
 from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement
 from kvquilt.repair.operator import assemble, repair
+from kvquilt.repair.plan import row_plan
 from kvquilt.repair.scene import joined
+from kvquilt.repair.selector import Choice
 from kvquilt.writers.isolated import Isolated
 from tests.repair.tokenwise import Slots
 
@@ -86,6 +88,11 @@ def plan_of(computed: torch.Tensor, **options: object) -> RowPlan:
     active = {n: torch.searchsorted(rows, layer.nonzero()[:, 0]) for n, layer in enumerate(computed)}
     active = {n: those for n, those in active.items() if len(those) != len(rows)}
     return RowPlan(rows, computed.shape[1], active=active, **options)  # type: ignore[arg-type]
+
+
+def with_rows(placement: Placement, those: torch.Tensor, layers: int = 3) -> RowPlan:
+    """The plan of inline rows and the document rows ``those`` in all layers."""
+    return row_plan(joined(inline_spans(placement)), layers, Choice(those), those, placement.tokens, None, None)
 
 
 def same_slots(one: Slots, other: Slots, tolerance: float = 1e-4) -> bool:
