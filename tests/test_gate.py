@@ -13,7 +13,8 @@ import torch
 from kvquilt import Document, Engine, Store
 from kvquilt.endpoints import Check
 from kvquilt.errors import InputError
-from kvquilt.gate import DoctorReport, Verdict, note_name
+from kvquilt.gate import note_name
+from kvquilt.gate_report import DoctorReport, Verdict
 from kvquilt.identity import namespace
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.rope import RotaryTable
@@ -42,7 +43,8 @@ def report_of(engine: Engine, *verdicts: tuple[str, bool], healthy: bool = True,
             writer=engine.writer.digest,
             checks=(Check("shifted", healthy, 0.5, 0.1),),
             verdicts=tuple(
-                Verdict(n, ok, 0.01 if ok else 9.0, 0.02, 0.95, 3, 12, 99, "" if ok else "far") for n, ok in verdicts
+                Verdict(n, ok, 0.01 if ok else 9.0, 0.02, 0.95, 3, 12, 99, "" if ok else "far", 0.05)
+                for n, ok in verdicts
             ),
             max_kl=0.1,
             min_top1=0.9,
@@ -287,6 +289,102 @@ def test_the_limits_in_force_decide_not_those_of_the_measurement() -> None:
     strict = Engine(tiny(), store, STRICT).ask(QUESTION, documents(4)).ledger
     assert strict.method == "full"
     assert strict.fallbacks[0].reason == "gate_refused"
+
+
+def test_any_methods_can_be_measured_with_what_they_were_charged() -> None:
+    engine = make_engine("llama", settings=LENIENT)
+    report = engine.doctor(documents(), prompts=3, methods=["retrieved-document:10%", "none", "retrieved-document"])
+    assert [v.method for v in report.verdicts] == ["retrieved-document:10%", "none", "retrieved-document"]
+    charged = {v.method: v.charged for v in report.verdicts}
+    assert charged["none"] == 0.0
+    assert 0.05 < charged["retrieved-document:10%"] <= 0.10 < charged["retrieved-document"] < 1.0
+    assert "charged" in report.verdicts[0].summary
+    engine.close()
+
+
+def test_earlier_verdicts_of_other_methods_stay(tmp_path: Path) -> None:
+    with make_engine("llama", tmp_path, settings=LENIENT) as engine:
+        first = engine.doctor(documents(), prompts=3)
+        second = engine.doctor(documents(6), prompts=4, methods=["none", "retrieved-document:5%"])
+        assert [v.method for v in second.verdicts] == ["none", "retrieved-document:5%", "retrieved-document"]
+        assert second.verdict("retrieved-document") == first.verdict("retrieved-document")
+        assert [v.prompts for v in second.verdicts] == [4, 4, 3], "what was measured again is the newer one"
+        assert engine.verdict("acme") is None
+    with make_engine("llama", tmp_path, settings=STRICT) as engine:
+        assert engine.verdict() == second
+        third = engine.doctor(documents(), prompts=3, methods=["none"])
+        kept = third.verdict("retrieved-document:5%")
+        assert kept is not None
+        assert (kept.mean_kl, kept.passed) == (second.verdicts[1].mean_kl, False), "held against the limits in force"
+        assert "mean KL" in kept.reason
+
+
+def test_what_was_not_measured_is_not_kept() -> None:
+    engine = make_engine("llama", settings=LENIENT)
+    unmeasured = report_of(engine, ("epic", True), ("none", True))
+    rows = tuple(dataclasses.replace(v, prompts=0, passed=False) for v in unmeasured.verdicts)
+    engine.store.write_note(
+        namespace(None), note_name(engine), dataclasses.replace(unmeasured, verdicts=rows, checks=()).as_dict()
+    )
+    report = engine.doctor(documents(), prompts=3, methods=["none"])
+    assert [(v.method, v.prompts) for v in report.verdicts] == [("none", 3)]
+    assert report.checks, "of the newest run"
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("methods", "said"),
+    [
+        (["auto"], "name the methods to measure"),
+        (["none", "full"], "what the others are measured against"),
+        (["nonne"], "did you mean 'none'"),
+        (["none:120%"], "between 0% and 100%"),
+        ([], "at least one"),
+        ("none", "must be a list"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_runs(methods: Any, said: str) -> None:
+    engine = make_engine("llama")
+    with pytest.raises(InputError, match=said):
+        engine.doctor(documents(), methods=methods)
+    assert engine.verdict() is None
+    assert engine.store.ls() == []
+    engine.close()
+
+
+def test_a_method_with_options_obeys_its_own_verdict() -> None:
+    engine = decided(make_engine("llama"), ("none:5%", True), ("retrieved-document:5%", False), ("none", False))
+
+    def ran(method: str, **options: Any) -> tuple[str, list[str]]:
+        ledger = engine.ask(QUESTION, documents(), method=method, policy="auto", **options).ledger
+        return ledger.method, [f.reason for f in ledger.fallbacks]
+
+    assert ran("none:5%") == ran("none", budget="5%") == ran("none", budget=0.05) == ("none:5%", [])
+    assert ran("retrieved-document", budget="5%") == ("full", ["gate_refused"])
+    assert ran("retrieved-document", budget="7%") == ("full", ["gate_refused"]), "another budget was not measured"
+    engine.close()
+
+
+def test_compile_measures_what_auto_needs_although_other_methods_were_measured() -> None:
+    engine = make_engine("llama", settings=LENIENT)
+    engine.compile(documents(3), gate=False)
+    engine.doctor(documents(3), prompts=3, methods=["none:5%"])
+    report = engine.compile(documents(3))
+    assert report.compiled == 0
+    assert report.gate is not None
+    assert [v.method for v in report.gate.verdicts] == ["retrieved-document", "none", "none:5%"]
+    again = engine.compile(documents(3))
+    assert again.gate == report.gate, "measured once"
+    engine.close()
+
+
+def test_a_note_of_the_format_before_is_not_read() -> None:
+    engine = make_engine("llama")
+    name = note_name(engine).replace("gate3", "gate2")
+    assert name != note_name(engine)
+    engine.store.write_note(namespace(None), name, report_of(engine, ("none", True)).as_dict())
+    assert engine.verdict() is None
+    engine.close()
 
 
 def test_a_verdict_of_another_version_counts_as_none() -> None:

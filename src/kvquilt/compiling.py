@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvquilt.context import check_document_fits
-from kvquilt.gate import DoctorReport
+from kvquilt.gate_report import DoctorReport
 from kvquilt.ledger import Ledger
 from kvquilt.prompt import Document, segment_ids
 from kvquilt.reading import Reader

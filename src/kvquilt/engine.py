@@ -16,7 +16,8 @@ from kvquilt.config import Settings
 from kvquilt.context import check_prompt_fits
 from kvquilt.decode import Sampling
 from kvquilt.errors import ContextLengthError, InputError, PromptError
-from kvquilt.gate import DoctorReport, examine, note_name
+from kvquilt.gate import examine, stored_report
+from kvquilt.gate_report import DoctorReport
 from kvquilt.gate_samples import builtin_documents
 from kvquilt.identity import namespace
 from kvquilt.ledger import Ledger
@@ -26,7 +27,7 @@ from kvquilt.placement import Placement, place_runs
 from kvquilt.policy import needs_verdict, resolve, written_method
 from kvquilt.prompt import Document, Prompt, check_documents, continuation
 from kvquilt.reading import Reader
-from kvquilt.repair.presets import Method, find_method
+from kvquilt.repair.presets import AUTO_ORDER, Method, find_method
 from kvquilt.retrieval import ranked_documents
 from kvquilt.store import Store
 from kvquilt.writers.isolated import Isolated
@@ -164,7 +165,7 @@ class Engine:
         if not gate:
             return report
         verdict = self.verdict(tenant)
-        if report.compiled or verdict is None:
+        if report.compiled or verdict is None or any(verdict.verdict(name) is None for name in AUTO_ORDER):
             verdict = self.doctor(documents, tenant, seconds=self.settings.gate_seconds)
         return replace(report, gate=verdict)
 
@@ -285,28 +286,40 @@ class Engine:
         *,
         seconds: float = 600.0,
         prompts: int = 12,
+        methods: Sequence[str] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> DoctorReport:
-        """Run the gate on `documents` (built-in texts if none are given) and store its verdict; see `kvquilt.gate`."""
+        """Run the gate on `documents` (built-in texts if none are given) and store its verdict; see `kvquilt.gate`.
+
+        Args:
+            methods: which to measure, as they are written (``epic:k=16``); by default what `auto` tries. Earlier
+                verdicts on others stay.
+
+        Raises:
+            InputError: an unknown method, one that does not reuse, or one whose budget cannot pay for its choosing.
+        """
         namespace(tenant)  # refuses one that cannot be a name, before anything is computed
         if prompts < 1:
             raise InputError("prompts", "must be at least 1", prompts)
+        if methods is not None and (isinstance(methods, str) or not methods):
+            raise InputError("methods", "must be a list of at least one method", methods)
         chosen = check_documents(documents) if documents is not None else builtin_documents()
-        report = examine(self, chosen, tenant, seconds, prompts, progress)
+        named = AUTO_ORDER if methods is None else tuple(methods)
+        report = examine(self, chosen, tenant, seconds, prompts, progress, named)
         self._reports[namespace(tenant)] = report
-        return report
+        return self._asking(report)
 
     def verdict(self, tenant: str | None = None) -> DoctorReport | None:
         """The stored gate report for this model, writer and tenant, if there is one."""
         space = namespace(tenant)
-        if self._reports.get(space) is None:
-            note = self.store.read_note(space, note_name(self))
-            try:
-                self._reports[space] = None if note is None else DoctorReport.from_dict(note)
-            except (TypeError, KeyError, AttributeError):
-                log.warning("the stored gate verdict is of another version and counts as none; run doctor")
-                self._reports[space] = None
-        return self._reports[space]
+        report = self._reports.get(space)
+        if report is None:
+            report = self._reports[space] = stored_report(self, tenant)
+        return None if report is None else self._asking(report)
+
+    def _asking(self, report: DoctorReport) -> DoctorReport:
+        """The report as far as it was measured with this engine's helper model."""
+        return report.asking("" if self.reader.helper is None else self.reader.helper.fingerprint.digest)
 
     def keep(self, live: Live) -> None:
         """Hold the cache of a finished answer for follow-ups; release the oldest beyond the limit."""

@@ -2,28 +2,30 @@
 
 First come the endpoint checks (`kvquilt.endpoints`), which a healthy model passes whatever the documents. Then
 fidelity is measured: KL divergence per token to full prefill, over full prefill's own answers, teacher-forced, to
-questions that the model itself asks about the documents.
+questions that the model itself asks about the documents. A method sees the question alone when it chooses its rows.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
-from kvquilt.answer import step
-from kvquilt.endpoints import Check, check_endpoints
-from kvquilt.gate_samples import builtin_documents, fit_documents, sample_prompts
+from kvquilt.endpoints import check_endpoints
+from kvquilt.errors import InputError
+from kvquilt.fidelity import compare, truth
+from kvquilt.gate_report import LEAST_PROMPTS, DoctorReport, Verdict
+from kvquilt.gate_samples import builtin_documents, fit_documents, make_question, sample_prompts
 from kvquilt.identity import namespace
-from kvquilt.ledger import Ledger, Provenance
+from kvquilt.ledger import Provenance
 from kvquilt.placement import Placement, place_runs
-from kvquilt.prompt import Document
-from kvquilt.repair.presets import AUTO_ORDER, METHODS, find_method
+from kvquilt.prompt import Document, Run
+from kvquilt.repair.presets import AUTO_ORDER, Method, find_method
+from kvquilt.repair.selector import Probe
 from kvquilt.retrieval import ranked_documents
 from kvquilt.store import Failure
 
@@ -32,92 +34,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _ANSWER_TOKENS = 16
-_QUESTION_TOKENS = 24
-LEAST_PROMPTS = 3
-_ASK = "Write one short question about a fact that the document states."
+_APART = (Provenance.REUSED, Provenance.CORRECTED, Provenance.ABSENT)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Fidelity of one method to full prefill.
+@dataclass(slots=True)
+class _Seen:
+    """Measurements of one method: one tensor ``[answer]`` per prompt, and tokens reused.
 
     Attributes:
-        mean_kl, p95_kl: nats per answer token, KL(full || method).
-        top1: share of answer tokens whose most likely token is the same.
-        prompts, tokens: how much this was measured on.
-        reused: document tokens that were reused without being exact; without any, nothing was measured.
-        passed, reason: under the limits of the report, see `shortfall`.
+        charged: share of what reuse saves, per prompt.
+        refused: why the method cannot run on these prompts, if it cannot.
     """
 
-    method: str
-    passed: bool
-    mean_kl: float
-    p95_kl: float
-    top1: float
-    prompts: int
-    tokens: int
-    reused: int
-    reason: str
-
-    @property
-    def summary(self) -> str:
-        """The figures in one line."""
-        return f"mean KL {self.mean_kl:.3f}, top-1 {self.top1:.2f} on {self.prompts} sample prompts"
-
-    def shortfall(self, max_kl: float, min_top1: float) -> str:
-        """Why the method does not pass under these limits, or ""."""
-        if self.prompts < LEAST_PROMPTS:
-            return f"measured on {self.prompts} prompts, {LEAST_PROMPTS} are needed"
-        if not self.reused:
-            return "no token was reused in the sample prompts"
-        faults = []
-        if not self.mean_kl <= max_kl:
-            faults.append(f"mean KL {self.mean_kl:.3f} is above {max_kl:g}")
-        if not self.top1 >= min_top1:
-            faults.append(f"top-1 agreement {self.top1:.2f} is below {min_top1:g}")
-        return "; ".join(faults)
-
-
-@dataclass(frozen=True, slots=True)
-class DoctorReport:
-    """What `doctor` found; stored under the fingerprint and read back by the engine."""
-
-    model: str
-    fingerprint: str
-    writer: str
-    checks: tuple[Check, ...]
-    verdicts: tuple[Verdict, ...]
-    max_kl: float
-    min_top1: float
-    seconds: float
-
-    @property
-    def healthy(self) -> bool:
-        """Every endpoint check passed."""
-        return all(c.passed for c in self.checks)
-
-    def verdict(self, method: str) -> Verdict | None:
-        return next((v for v in self.verdicts if v.method == method), None)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain types, ready for JSON, which has no NaN: a figure that does not exist is None."""
-        plain = asdict(self)
-        for row in (*plain["checks"], *plain["verdicts"]):
-            row.update({k: None for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)})
-        return plain
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> DoctorReport:
-        """The report of `as_dict`. Raises TypeError or KeyError for one of another version."""
-
-        def rows(name: str) -> list[dict[str, Any]]:
-            return [{k: math.nan if v is None else v for k, v in row.items()} for row in data[name]]
-
-        made = {
-            "checks": tuple(Check(**row) for row in rows("checks")),
-            "verdicts": tuple(Verdict(**row) for row in rows("verdicts")),
-        }
-        return cls(**{**data, **made})
+    method: Method
+    helper: str = ""
+    kls: list[torch.Tensor] = field(default_factory=list)
+    agree: list[torch.Tensor] = field(default_factory=list)
+    reused: int = 0
+    charged: list[float] = field(default_factory=list)
+    refused: str = ""
 
 
 def examine(
@@ -127,24 +62,32 @@ def examine(
     seconds: float,
     prompts: int,
     progress: Callable[[int, int], None] | None = None,
+    methods: Sequence[str] = AUTO_ORDER,
 ) -> DoctorReport:
-    """Run the checks, then measure every reusing method on sample prompts until `prompts` or `seconds` are used up.
+    """Run the checks, then measure `methods` on sample prompts until `prompts` or `seconds` are used up.
 
     At least `LEAST_PROMPTS` are measured, however short the time: a verdict on less would be chance. The report is
-    stored for `tenant`.
+    stored for `tenant` together with what was measured before of other methods.
+
+    Raises:
+        InputError: an unknown method, one that does not reuse, or one that cannot run on such prompts.
     """
     began = time.perf_counter()
+    seen = {name: _Seen(_reusing(name), _helper(engine, name)) for name in dict.fromkeys(methods)}
     documents = fit_documents(engine, documents)
+    count = min(prompts, max(len(documents), LEAST_PROMPTS))
+    samples = sample_prompts(documents, fit_documents(engine, builtin_documents()), count)
+    runs = _runs(engine, "?", samples[0][0])
+    for found in seen.values():  # before anything is computed
+        engine.reader.check(_placed(runs, found.method, range(len(samples[0][0]))), found.method)
     checks = tuple(check_endpoints(engine, documents))
-    seen = {name: _Seen() for name in AUTO_ORDER}
-    samples = []
-    if all(c.passed for c in checks):
-        count = min(prompts, max(len(documents), LEAST_PROMPTS))
-        samples = sample_prompts(documents, fit_documents(engine, builtin_documents()), count)
+    if not all(c.passed for c in checks):
+        samples = []
+    _prepare(engine, [m.method for m in seen.values()], samples, tenant)
     for done, (chosen, target) in enumerate(samples):
         if done >= LEAST_PROMPTS and time.perf_counter() - began > seconds:
             break
-        _measure(engine, chosen, target, tenant, seen)
+        _measure(engine, chosen, target, tenant, list(seen.values()))
         if progress is not None:
             progress(done + 1, len(samples))
     limits = engine.settings.gate_max_kl, engine.settings.gate_min_top1
@@ -153,11 +96,12 @@ def examine(
         fingerprint=engine.model.fingerprint.digest,
         writer=engine.writer.digest,
         checks=checks,
-        verdicts=tuple(_verdict(name, found, *limits) for name, found in seen.items()),
+        verdicts=tuple(_verdict(name, found).judged(*limits) for name, found in seen.items()),
         max_kl=limits[0],
         min_top1=limits[1],
         seconds=time.perf_counter() - began,
     )
+    report = report.beside(stored_report(engine, tenant) or engine.verdict(tenant))
     outcome = engine.store.write_note(namespace(tenant), note_name(engine), report.as_dict())
     if isinstance(outcome, Failure):
         log.warning("the gate's verdict could not be stored (%s) and holds for this process only", outcome.reason)
@@ -166,80 +110,90 @@ def examine(
 
 def note_name(engine: Engine) -> str:
     """Name of the stored report: another model, table, dtype or writer is another verdict."""
-    return f"gate2-{engine.model.fingerprint.digest[:40]}-{engine.writer.digest[:24]}"
+    return f"gate3-{engine.model.fingerprint.digest[:40]}-{engine.writer.digest[:24]}"
 
 
-@dataclass(slots=True)
-class _Seen:
-    """Measurements of one method: one tensor ``[answer]`` per prompt, and tokens reused."""
+def stored_report(engine: Engine, tenant: str | None) -> DoctorReport | None:
+    """The report as it was stored, whatever helper model its methods asked."""
+    note = engine.store.read_note(namespace(tenant), note_name(engine))
+    try:
+        return None if note is None else DoctorReport.from_dict(note)
+    except (TypeError, KeyError, AttributeError):
+        log.warning("the stored gate verdict is of another version and counts as none; run doctor")
+        return None
 
-    kls: list[torch.Tensor] = field(default_factory=list)
-    agree: list[torch.Tensor] = field(default_factory=list)
-    reused: int = 0
+
+def _reusing(name: str) -> Method:
+    if name == "auto":
+        raise InputError("methods", "auto runs what was measured; name the methods to measure", name)
+    method = find_method(name)
+    if not method.reuses:
+        raise InputError("methods", "full prefill is what the others are measured against", name)
+    return method
 
 
-def _measure(
-    engine: Engine, documents: list[Document], target: int, tenant: str | None, seen: dict[str, _Seen]
+def _helper(engine: Engine, name: str) -> str:
+    """Fingerprint of the helper model that the method asks, or ""."""
+    helper = engine.reader.helper
+    return helper.fingerprint.digest if helper and find_method(name).selector.probe is Probe.HELPER else ""
+
+
+def _runs(engine: Engine, question: str, documents: Sequence[Document]) -> tuple[Run, ...]:
+    return engine.prompt(question, documents).runs(engine.model.tokenizer)
+
+
+def _placed(runs: Sequence[Run], method: Method, ranking: Sequence[int]) -> Placement:
+    return place_runs(runs, method.order, ranking if method.needs_ranking else (), method.moved)
+
+
+def _prepare(
+    engine: Engine, methods: Sequence[Method], samples: Sequence[tuple[list[Document], int]], tenant: str | None
 ) -> None:
+    """Compile the samples' documents as the methods that name a recipe want them, the way a user would have."""
+    documents = {d.id: d for chosen, _ in samples for d in chosen}
+    if documents:
+        for method in {m.writer: m for m in methods if m.writer}.values():
+            engine.compile(list(documents.values()), tenant, gate=False, method=method.name)
+
+
+def _measure(engine: Engine, documents: list[Document], target: int, tenant: str | None, seen: Sequence[_Seen]) -> None:
     """Full prefill answers a question about the target; its answer is then forced through every method."""
-    question = _question(engine, documents[target], tenant)
+    question = make_question(engine, documents[target], tenant)
     # the document that was asked about, then the others as BM25 has them
     ranking = [target, *(n for n in ranked_documents(question, documents) if n != target)]
-    runs = engine.prompt(question, documents).runs(engine.model.tokenizer)
+    runs = _runs(engine, question, documents)
     # a method that reorders is held against the truth in the given order, which is what the user would have had
-    answer, truth = _truth(engine, place_runs(runs), tenant, _ANSWER_TOKENS)
-    for name, found in seen.items():
-        method, ledger = find_method(name), Ledger()
-        # the last rows of a prompt with all answer tokens but the last behind it predict the answer
-        forced = place_runs(runs, method.order, ranking, method.moved).followed_by(answer[:-1])
-        logits, cache = engine.reader.read(forced, method, tenant, ledger, 0, len(answer))
-        engine.model.pool.release(cache)
-        measured = logits.log_softmax(-1)
-        found.kls.append((truth.exp() * (truth - measured)).sum(-1).clamp_min(0.0))
-        found.agree.append((truth.argmax(-1) == measured.argmax(-1)).float())
-        found.reused += sum(ledger.tokens[p] for p in (Provenance.REUSED, Provenance.CORRECTED, Provenance.ABSENT))
+    true = truth(engine, place_runs(runs), tenant, _ANSWER_TOKENS)
+    for found in seen:
+        if found.refused:
+            continue
+        try:
+            close = compare(engine, _placed(runs, found.method, ranking), found.method, tenant, true)
+        except InputError as error:  # a budget that pays for choosing on shorter prompts, but not on this one
+            found.refused = f"cannot run on every sample prompt: {error}"
+            continue
+        ledger = close.spoken.ledger
+        found.kls.append(close.kl)
+        found.agree.append(close.agree)
+        found.reused += sum(ledger.tokens[p] for p in _APART)
+        found.charged.append(0.0 if ledger.spending is None else ledger.spending.charged_share)
 
 
-def _question(engine: Engine, document: Document, tenant: str | None) -> str:
-    """A question that the model asks about the document; a fixed one where it asks none.
-
-    Real questions matter: asked to repeat a text, a model copies, which pure reuse hardly harms.
-    """
-    placement = place_runs(engine.prompt(_ASK, [document]).runs(engine.model.tokenizer))
-    ids, _ = _truth(engine, placement, tenant, _QUESTION_TOKENS)
-    text: str = engine.model.tokenizer.decode(ids, skip_special_tokens=True)
-    made, mark, _ = text.strip().partition("?")
-    if mark and "\n" not in made:
-        return made + mark
-    return f"What does the text that begins with “{' '.join(document.text.split()[:12])}” say?"
-
-
-def _truth(
-    engine: Engine, placement: Placement, tenant: str | None, tokens: int
-) -> tuple[tuple[int, ...], torch.Tensor]:
-    """Full prefill's greedy answer, end token included, and log-probabilities ``[answer, vocabulary]`` at each step.
-
-    Not through a stream, which would end the user's own live conversation.
-    """
-    model = engine.model
-    logits, cache = engine.reader.read(placement, METHODS["full"], tenant, Ledger(), tokens)
-    steps, ids = [logits[-1]], [int(logits[-1].argmax())]
-    try:
-        while len(ids) < tokens and ids[-1] not in model.stop_ids:
-            steps.append(step(model, cache, ids[-1]))
-            ids.append(int(steps[-1].argmax()))
-    finally:
-        model.pool.release(cache)
-    return tuple(ids), torch.stack(steps).log_softmax(-1)
-
-
-def _verdict(name: str, found: _Seen, max_kl: float, min_top1: float) -> Verdict:
-    if not found.kls:
-        nothing = float("nan")
-        return Verdict(name, False, nothing, nothing, nothing, 0, 0, 0, "not measured: an endpoint check failed")
+def _verdict(name: str, found: _Seen) -> Verdict:
+    if found.refused or not found.kls:
+        nothing, reason = float("nan"), found.refused or "not measured: an endpoint check failed"
+        return Verdict(name, False, nothing, nothing, nothing, 0, 0, 0, reason, nothing, found.helper)
     kl, top1 = torch.cat(found.kls), float(torch.cat(found.agree).mean())
-    measured = Verdict(
-        name, False, float(kl.mean()), float(kl.quantile(0.95)), top1, len(found.kls), kl.numel(), found.reused, ""
+    return Verdict(
+        method=name,
+        passed=False,
+        mean_kl=float(kl.mean()),
+        p95_kl=float(kl.quantile(0.95)),
+        top1=top1,
+        prompts=len(found.kls),
+        tokens=kl.numel(),
+        reused=found.reused,
+        reason="",
+        charged=sum(found.charged) / len(found.charged),
+        helper=found.helper,
     )
-    reason = measured.shortfall(max_kl, min_top1)
-    return replace(measured, passed=not reason, reason=reason)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvquilt.errors import ContextLengthError
+from kvquilt.fidelity import truth
+from kvquilt.placement import place_runs
 from kvquilt.prompt import Document, segment_ids
 
 if TYPE_CHECKING:
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 
 _DOCUMENTS = 4  # in one prompt
 _QUESTION_AND_ANSWER = 64  # tokens
+_QUESTION_TOKENS = 24
+_ASK = "Write one short question about a fact that the document states."
 _LONGEST = 1024  # tokens of one document, which bounds the time of a sample
 
 
@@ -33,6 +37,20 @@ def sample_prompts(
         chosen.insert(target, documents[at])
         made.append((chosen, target))
     return made
+
+
+def make_question(engine: Engine, document: Document, tenant: str | None) -> str:
+    """A question that the model asks about the document; a fixed one where it asks none.
+
+    Real questions matter: asked to repeat a text, a model copies, which pure reuse hardly harms.
+    """
+    placement = place_runs(engine.prompt(_ASK, [document]).runs(engine.model.tokenizer))
+    ids = truth(engine, placement, tenant, _QUESTION_TOKENS).ids
+    text: str = engine.model.tokenizer.decode(ids, skip_special_tokens=True)
+    made, mark, _ = text.strip().partition("?")
+    if mark and "\n" not in made:
+        return made + mark
+    return f"What does the text that begins with “{' '.join(document.text.split()[:12])}” say?"
 
 
 def fit_documents(engine: Engine, documents: Sequence[Document]) -> list[Document]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvquilt.errors import InputError, nearest
-from kvquilt.gate import DoctorReport
+from kvquilt.gate_report import DoctorReport
 from kvquilt.ledger import Fallback
 from kvquilt.repair.presets import AUTO_ORDER, METHODS, Method, find_method
 

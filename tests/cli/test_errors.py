@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from kvquilt.cli.app import EPILOG, exit_code
 from kvquilt.cli.ask import reuse_failed
-from kvquilt.cli.common import ExitCode, _finite
+from kvquilt.cli.common import ExitCode, _finite, method_names
 from kvquilt.errors import ConfigError, ModelNotFoundError, NumericsError, PromptError, StoreUnavailableError
 from kvquilt.ledger import Ledger
 from tests.cli.conftest import Run
@@ -59,6 +59,8 @@ def test_config_show_names_each_source(run: Run, tmp_path: Path) -> None:
         (["ask", "--docs", ".", "q", "--method", "full", "--budget", "5%"], "full prefill computes everything"),
         (["ask", "--docs", ".", "q", "--top-k", "0"], "top_k"),
         (["ask", "--docs", ".", "q", "--policy", "never"], "policy"),
+        (["doctor", "--methods", "none,nonne"], "did you mean 'none'"),
+        (["doctor", "--methods", " , "], "name at least one"),
         (["models", "fetch", "smolm2"], "did you mean 'smollm2'"),
         (["store", "rm", "--all", "--tenant", "x"], "exactly one"),
         (["askk"], "askk"),
@@ -151,6 +153,22 @@ def test_when_reuse_counts_as_failed(asked: str, ran: str, reason: str | None, f
     if reason:
         ledger.fall_back(reason, "")
     assert reuse_failed(asked, ledger) is failed
+
+
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [
+        ("none", ["none"]),
+        ("none, retrieved-document", ["none", "retrieved-document"]),
+        ("epic:k=16,writer=isolated,none", ["epic:k=16,writer=isolated", "none"]),
+        ("epic,k=16,5%,cacheblend:15%,13000,none", ["epic:k=16,5%", "cacheblend:15%,13000", "none"]),
+        ("epic:k=16;none ;", ["epic:k=16", "none"]),
+        ("5%", ["5%"]),
+        (",", []),
+    ],
+)
+def test_a_list_of_methods_keeps_options_with_their_method(written: str, names: list[str]) -> None:
+    assert method_names(written) == names
 
 
 def test_numbers_that_json_lacks_become_null() -> None:

@@ -125,6 +125,21 @@ def test_doctor_reports_checks_and_verdicts_and_its_exit_code(run: Run, docs: Pa
     assert "mean KL" in run("doctor", model, "--docs", docs, "--prompts", 3).out
 
 
+def test_doctor_measures_the_methods_that_are_named(run: Run, docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVQUILT_GATE_MAX_KL", "1000")
+    monkeypatch.setenv("KVQUILT_GATE_MIN_TOP1", "0")
+    named = "none:5%,retrieved-document:part=head,5%"
+    outcome = run("doctor", "--docs", docs, "--prompts", 3, "--methods", named, "--json")
+    assert outcome.code == 0, outcome.err
+    assert [v["method"] for v in outcome.json["verdicts"]] == ["none:5%", "retrieved-document:part=head,5%"]
+    shown = run("doctor", "--docs", docs, "--prompts", 3, "--methods", "none")
+    assert "charged" in shown.out
+    assert "retrieved-document:part=head,5%" in shown.out, "measured earlier, and still obeyed"
+    assert "`auto` uses none" in shown.out
+    monkeypatch.setenv("KVQUILT_GATE_MAX_KL", "1e-9")
+    assert run("doctor", "--docs", docs, "--prompts", 3, "--methods", "none").code == 6
+
+
 @pytest.mark.parametrize(("limits", "code"), [(("1000", "0"), 0), (("1e-9", "1"), 6)])
 def test_auto_obeys_the_gate_and_says_so(
     run: Run, docs: Path, monkeypatch: pytest.MonkeyPatch, limits: tuple[str, str], code: int

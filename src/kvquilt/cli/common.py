@@ -73,6 +73,24 @@ def settings_of(context: typer.Context, **flags: Any) -> tuple[Settings, Sources
     return Settings.resolve(meta.get(CONFIG), {**meta.get(FLAGS, {}), **flags})
 
 
+def method_names(written: str) -> list[str]:
+    """``A,B`` or ``A;B`` as the methods A and B. Commas also join a method's options: what can be one, is one.
+
+    >>> method_names("none,epic:k=16,5%,writer=isolated,cacheblend")
+    ['none', 'epic:k=16,5%,writer=isolated', 'cacheblend']
+    """
+    if ";" in written:
+        return [name.strip() for name in written.split(";") if name.strip()]
+    names: list[str] = []
+    for part in filter(None, (part.strip() for part in written.split(","))):
+        is_option = "=" in part.partition(":")[0] or (part.endswith("%") and ":" not in part) or part.isdigit()
+        if is_option and names:
+            names[-1] += f"{',' if ':' in names[-1] else ':'}{part}"
+        else:
+            names.append(part)
+    return names
+
+
 def echo_json(data: Any) -> None:
     """One JSON document on stdout."""
     typer.echo(json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False))

@@ -16,19 +16,25 @@ from kvquilt.cli.common import (
     Threads,
     echo_json,
     echo_table,
+    method_names,
     progress,
     settings_of,
 )
 from kvquilt.cli.work import check_path, open_engine, passages_in
+from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
-    from kvquilt.gate import DoctorReport
+    from kvquilt.gate_report import DoctorReport
 
 
 def doctor(
     context: typer.Context,
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="By default the model of the settings.")] = None,
     docs: Annotated[Path | None, typer.Option("--docs", metavar="DIR", help="Your documents to sample from.")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Which to measure, such as none,epic:k=16; by default what auto tries."),
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, metavar="S", help="Stop measuring after so long.")] = 600.0,
     prompts: Annotated[int, typer.Option(min=1, metavar="N", help="Sample prompts, at most.")] = 12,
     tenant: Tenant = None,
@@ -40,30 +46,33 @@ def doctor(
 ) -> None:
     """Check that reuse is computed rightly on MODEL and how well each method keeps the answers of full prefill.
 
-    The verdicts are stored and obeyed by `ask --method auto`. Exit code 6: a check failed, or no method that reuses
-    passed.
+    The verdicts are stored beside earlier ones on other methods, and obeyed by `ask` with method or policy auto. Exit
+    code 6: a check failed, or none of the methods measured passed.
     """
     settings, _ = settings_of(
         context, model=model, tenant=tenant, passage_tokens=passage_tokens, dtype=dtype, device=device, threads=threads
     )
     if docs is not None:
         check_path(docs)
+    named = _named(methods)
     with open_engine(settings) as engine:
         documents = None if docs is None else passages_in(docs, settings, engine.model.tokenizer).documents
         with progress("measuring") as advance:
             report = engine.doctor(
-                documents, tenant=settings.tenant, seconds=seconds, prompts=prompts, progress=advance
+                documents, settings.tenant, seconds=seconds, prompts=prompts, methods=named, progress=advance
             )
     if json_output:
         echo_json(report.as_dict())
     else:
         show_report(report)
-    if not report.healthy or not any(verdict.passed for verdict in report.verdicts):
+    if not report.healthy or not any(verdict.passed for verdict in report.verdicts if verdict.method in named):
         raise typer.Exit(ExitCode.GATE)
 
 
 def show_report(report: DoctorReport) -> None:
     """Checks and verdicts as two tables on stdout, and what `auto` makes of them."""
+    from kvquilt.policy import resolve
+
     mark = {True: "ok", False: "FAILED"}
     echo_table(
         ("check", "", "value", "limit"),
@@ -71,15 +80,37 @@ def show_report(report: DoctorReport) -> None:
     )
     typer.echo()
     rows = [
-        (v.method, mark[v.passed], f"{v.mean_kl:.3f}", f"{v.p95_kl:.3f}", f"{v.top1:.2f}", str(v.prompts), v.reason)
+        (
+            v.method,
+            mark[v.passed],
+            f"{v.mean_kl:.3f}",
+            f"{v.p95_kl:.3f}",
+            f"{v.top1:.2f}",
+            f"{v.charged:.1%}",
+            str(v.prompts),
+            v.reason,
+        )
         for v in report.verdicts
     ]
-    echo_table(("method", "", "mean KL", "p95 KL", "top-1", "prompts", "why not"), rows)
-    passed = next((verdict.method for verdict in report.verdicts if verdict.passed), None)
-    if passed is not None:
-        typer.echo(f"\n`auto` uses {passed}.")
+    echo_table(("method", "", "mean KL", "p95 KL", "top-1", "charged", "prompts", "why not"), rows)
+    chosen, fallback = resolve("auto", report, report.max_kl, report.min_top1)
+    if fallback is None:
+        typer.echo(f"\n`auto` uses {chosen.name}.")
     else:
         typer.echo(
-            "\nOnly full prefill passes, so `auto` uses it. Ways out: name a method (--method retrieved-document) and "
-            "accept what it changes, a stronger model, or other limits (gate_max_kl, gate_min_top1)."
+            "\nNothing that `auto` tries passes, so it uses full prefill. Ways out: name a method (--method "
+            "retrieved-document) and accept what it changes, a stronger model, or other limits (gate_max_kl, "
+            "gate_min_top1)."
         )
+
+
+def _named(written: str | None) -> tuple[str, ...]:
+    """The methods to measure; checked before a model is loaded for nothing."""
+    from kvquilt.repair.presets import AUTO_ORDER, find_method
+
+    names = AUTO_ORDER if written is None else tuple(method_names(written))
+    if not names:
+        raise InputError("methods", "name at least one", written)
+    for name in names:
+        find_method(name)
+    return names
