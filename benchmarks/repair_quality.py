@@ -2,8 +2,8 @@
 
 Per arm (a method as the command line writes it): corpus micro-F1 of short answers, KL per answer token to full prefill
 along its own answer, top-1 agreement, charged share of token-layers, and the ratio of times to the first token. Beside
-them the control that needs no reuse at all: full prefill over only the documents that BM25 ranks best. One JSON line per
-item; a run that was stopped continues where it stopped.
+them the control that needs no reuse at all: full prefill over only the documents that BM25 ranks best. One JSON line
+per item; a run that was stopped continues where it stopped.
 
     python benchmarks/repair_quality.py --model PATH --lines LINES.jsonl --json OUT.json --cells 10-short:20 \
         --arms none retrieved-document epic:k=16 cacheblend:15% ...

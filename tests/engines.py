@@ -9,6 +9,7 @@ from typing import Any
 from kvquilt import Document, Engine
 from kvquilt.config import Settings
 from kvquilt.model.language_model import LanguageModel
+from kvquilt.repair.presets import METHODS
 from kvquilt.store import Store
 from tests.models import tiny
 
@@ -19,6 +20,11 @@ SETTINGS = Settings(
 MEMORY = 1 << 28
 TOPICS = ("with", "break", "pass", "global", "del", "assert", "while", "if")
 QUESTION = "What does the statement do?"
+
+# every method as any prompt can pay for it: with three layers and short documents a probe can cost more than reuse saves
+AFFORDABLE = {name: name if method.budget is None else f"{name}:1000000" for name, method in METHODS.items()}
+# methods whose chosen rows pass every layer and that run nothing else: rows can be counted at the first layer
+PLAIN = {name for name, method in METHODS.items() if method.selector.probe.is_blind and name != "droidspeak"}
 
 
 def documents(count: int = 4, characters: int = 120) -> list[Document]:

@@ -237,10 +237,10 @@ def test_rows_are_counted_on_the_model_and_in_the_ledger_alike(family: str) -> N
         placement = place_runs(runs_of("iABi", (5, 20, 20, 3)))
         read_with = reader(model)
         _, first = read(read_with, placement, "none")
-        assert first.forward_tokens == {"compile": 40, "read": 8, "decode": 0}
+        assert first.forward_tokens == {"compile": 40, "probe": 0, "read": 8, "decode": 0}
         assert seen == [48] * len(layers)
         _, second = read(read_with, placement, "retrieved-document", target=2)
-        assert second.forward_tokens == {"compile": 0, "read": 28, "decode": 0}
+        assert second.forward_tokens == {"compile": 0, "probe": 0, "read": 28, "decode": 0}
         assert seen == [76] * len(layers)
         assert first.token_layers + second.token_layers == sum(seen)
     finally:

@@ -209,7 +209,7 @@ def _decode(
     began = time.perf_counter()
     generator, text, stops = sampling.generator(), Detokeniser(model.tokenizer), StopStrings(sampling.stop)
     logits, cache = read()
-    prompt_tokens = cache.filled
+    read_slots, prompt_tokens = cache.filled, sum(ledger.tokens.values())
     ids: list[int] = []
     pieces: list[str] = []
     counter = RowCounter()
@@ -246,7 +246,7 @@ def _decode(
         ledger.forward_tokens["decode"] += counter.rows
         ledger.token_layers += counter.token_layers
         ledger.seconds["total"] = ledger.seconds.get("prompt", 0.0) + time.perf_counter() - began
-        pending = ids[cache.filled - prompt_tokens :]
+        pending = ids[cache.filled - read_slots :]
         live = Live(cache, pending, tenant)
         if reason in ("cancelled", "failed"):
             model.pool.release(live.take())

@@ -51,6 +51,7 @@ def compile_documents(
     documents: Sequence[Document],
     tenant: str | None,
     progress: Callable[[int, int], None] | None = None,
+    recipe: str = "",
 ) -> CompileReport:
     """Compile what is not stored. Every finished segment is stored at once, so an interrupted call resumes.
 
@@ -60,8 +61,11 @@ def compile_documents(
     model, ledger = reader.model, Ledger()
     segments = [segment_ids(d, model.tokenizer) for d in documents]
     for document, ids in zip(documents, segments, strict=True):
-        check_document_fits(model.capability, document, len(ids), len(reader.writer.encoded_behind or ()))
-    keys = [reader.key(s, tenant) for s in segments]
+        check_document_fits(model.capability, document, len(ids), len(reader.writer.prefix))
+    made = reader.recipe(recipe)
+    writers = made.prepare(reader.notes(tenant), segments)
+    noting = reader.noting(made, tenant)
+    keys = [reader.key(s, tenant, w) for s, w in zip(segments, writers, strict=True)]
     # one text under two ids is one segment and counts for both
     copies = Counter(keys)
     at = {key: i for i, key in enumerate(keys)}
@@ -75,7 +79,7 @@ def compile_documents(
         for first in range(0, len(missing), _PORTION):
             part = missing[first : first + _PORTION]
             mine = [segments[i] for i in part]
-            compile_missing = reader.compiler(mine, ledger, [reader.writer] * len(mine))
+            compile_missing = reader.compiler(mine, ledger, [writers[i] for i in part], noting)
 
             def counted(
                 indices: list[int], part: list[int] = part, inner: Compile = compile_missing
@@ -87,7 +91,7 @@ def compile_documents(
                     report(before + done, len(keys))
 
             wanted = [(keys[i], segments[i]) for i in part]
-            with reader.store.fetch(wanted, counted, layout=reader.layout()) as held:
+            with reader.store.fetch(wanted, counted, layout=reader.layout(made.side)) as held:
                 for (key, _), found in zip(wanted, held, strict=True):
                     if found.segment is not None and not reader.store.keeps(key):
                         reader.store.put(key, found.segment)

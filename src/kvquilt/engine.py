@@ -144,6 +144,7 @@ class Engine:
         tenant: str | None = None,
         gate: bool = True,
         progress: Callable[[int, int], None] | None = None,
+        method: str = "",
     ) -> CompileReport:
         """Compile what is not stored yet, then measure on samples whether reuse is safe.
 
@@ -154,6 +155,7 @@ class Engine:
             gate: measure for about ``settings.gate_seconds``; without it `auto` may have no verdict and prefill fully.
                 Where nothing was compiled and a verdict is stored, that one is returned.
             progress: called with documents done and documents in all.
+            method: compile as this method wants its documents encoded; by default as most do.
 
         Raises:
             InputError: an empty document, one id with two texts, no documents.
@@ -161,7 +163,8 @@ class Engine:
         """
         namespace(tenant)  # refuses one that cannot be a name, before anything is computed
         documents = check_documents(documents)
-        report = compile_documents(self.reader, documents, tenant, progress)
+        recipe = find_method(method).writer if method else ""
+        report = compile_documents(self.reader, documents, tenant, progress, recipe)
         if not gate:
             return report
         verdict = self.verdict(tenant)

@@ -33,6 +33,7 @@ class FallbackReason(StrEnum):
     GATE_REFUSED = "gate_refused"
     LOAD_FAILED = "load_failed"  # stored, but unusable; compiled anew
     NOTHING_REUSED = "nothing_reused"
+    NOT_PREPARED = "not_prepared"  # a document was encoded otherwise than its recipe would have at compile time
     VERDICT_NOT_STORED = "verdict_not_stored"
 
 
@@ -115,7 +116,8 @@ class Ledger:
     Attributes:
         method: the method that ran, after fallbacks; `asked` is the one that was asked for.
         tokens: prompt tokens by provenance; they sum to the prompt.
-        forward_tokens: rows that passed the model by stage (``compile``, ``read``, ``decode``), counted by hooks.
+        forward_tokens: rows that passed the first layer by stage (``compile``, ``probe``, ``read``, ``decode``),
+            counted by hooks. A row that resumes behind its probe is counted with the probe.
         token_layers: the same rows times the layers they passed.
         bytes_read: bytes of keys and values by tier.
         seconds: by stage. ``first_token``: the stages up to the first token, ``prompt`` (tokenising, ranking, placing)
@@ -130,7 +132,7 @@ class Ledger:
     method: str = ""
     asked: str = ""
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Provenance, 0))
-    forward_tokens: dict[str, int] = field(default_factory=lambda: {"compile": 0, "read": 0, "decode": 0})
+    forward_tokens: dict[str, int] = field(default_factory=lambda: {"compile": 0, "probe": 0, "read": 0, "decode": 0})
     token_layers: int = 0
     bytes_read: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)

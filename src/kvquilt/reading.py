@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from kvquilt.accounting import Outcome, counted_flops, full_flops
 from kvquilt.errors import InputError
-from kvquilt.identity import SegmentKey, segment_key
+from kvquilt.identity import SegmentKey, namespace, segment_key
 from kvquilt.ledger import Ledger, Provenance, Spending
 from kvquilt.model.language_model import LanguageModel, RowCounter
 from kvquilt.model.slots import SlotCache
@@ -21,8 +21,12 @@ from kvquilt.repair.scene import Scene
 from kvquilt.repair.selector import Choice
 from kvquilt.segment import CompiledSegment
 from kvquilt.store import Held, Layout, Store
+from kvquilt.writers.constant import Constant
 from kvquilt.writers.isolated import Isolated
-from kvquilt.writers.writer import Writer
+from kvquilt.writers.notebook import Notebook
+from kvquilt.writers.recipe import Chosen, Recipe
+from kvquilt.writers.recipes import recipe
+from kvquilt.writers.together import compile_together
 
 OPENING = Isolated()  # compiles the prompt's opening: behind nothing, it is what full prefill computes
 
@@ -33,46 +37,77 @@ class Reader:
 
     Attributes:
         preamble: ids that the engine's own prompts begin with; compiled once, such a beginning is an exact prefix.
-        writer: compiles documents.
+        writer: compiles documents, unless the method names a recipe.
         helper: a second, small model that selectors may ask.
     """
 
     model: LanguageModel
     store: Store
-    writer: Writer
+    writer: Isolated
     preamble: tuple[int, ...]
     helper: LanguageModel | None = None
+    _notebooks: dict[str, Notebook] = field(default_factory=dict, repr=False, compare=False)
 
-    def layout(self) -> Layout:
-        """What a stored segment must look like to be usable by this model."""
+    def layout(self, side: frozenset[str] = frozenset()) -> Layout:
+        """What a stored segment must look like to be usable by this model, with the side data that is needed."""
         c = self.model.capability
-        return Layout(self.model.dtype, c.layers, c.kv_heads, c.key_dim, c.value_dim)
+        return Layout(self.model.dtype, c.layers, c.kv_heads, c.key_dim, c.value_dim, side)
 
-    def key(self, ids: tuple[int, ...], tenant: str | None, writer: Writer | None = None) -> SegmentKey:
+    def key(self, ids: tuple[int, ...], tenant: str | None, writer: Isolated | None = None) -> SegmentKey:
         return segment_key(self.model.fingerprint.digest, (writer or self.writer).digest, tenant, ids)
 
+    def recipe(self, name: str) -> Recipe:
+        """The recipe of that name, behind the engine's opening where it has a shared prefix; "" for `writer`."""
+        if not name:
+            return Constant(self.writer)
+        return recipe(name, self.writer.prefix or self.preamble, self.model.capability.max_length)
+
+    def notes(self, tenant: str | None) -> Notebook:
+        """What recipes remember about this tenant's documents."""
+        space = namespace(tenant)
+        return self._notebooks.setdefault(space, Notebook(self.store, space, self.model.fingerprint.digest))
+
     def compiler(
-        self, segments: list[tuple[int, ...]], ledger: Ledger, writers: list[Writer]
+        self,
+        segments: Sequence[tuple[int, ...]],
+        ledger: Ledger,
+        writers: Sequence[Isolated],
+        compiled: Callable[[Isolated, CompiledSegment], object] | None = None,
     ) -> Callable[[list[int]], Iterator[tuple[int, CompiledSegment]]]:
-        """What the store calls for segments it does not have; `writers[i]` compiles `segments[i]`."""
+        """What the store calls for segments it does not have; `writers[i]` compiles `segments[i]`.
+
+        Args:
+            compiled: told of every new segment once the store has it.
+        """
 
         def compile_missing(missing: list[int]) -> Iterator[tuple[int, CompiledSegment]]:
             counter = RowCounter()
+            mine = [segments[i] for i in missing]
             try:
-                for writer in dict.fromkeys(writers[i] for i in missing):
-                    mine = [i for i in missing if writers[i] == writer]
-                    with ledger.stage("compile"):
-                        for j, segment in writer.compile(self.model, [segments[i] for i in mine], counter):
-                            yield mine[j], segment
+                with ledger.stage("compile"):
+                    for j, segment in compile_together(self.model, [writers[i] for i in missing], mine, counter):
+                        yield missing[j], segment
+                        if compiled is not None:
+                            compiled(writers[missing[j]], segment)
             finally:
                 ledger.forward_tokens["compile"] += counter.rows
                 ledger.token_layers += counter.token_layers
 
         return compile_missing
 
+    def noting(self, made: Recipe, tenant: str | None) -> Callable[[Isolated, CompiledSegment], None]:
+        """Lets the recipe note a new segment, and removes what it has given up for it."""
+        notes = self.notes(tenant)
+
+        def compiled(writer: Isolated, segment: CompiledSegment) -> None:
+            for old in made.compiled(notes, writer, segment):
+                self.store.rm(key=self.key(segment.ids, tenant, old))
+
+        return compiled
+
     def check(self, placement: Placement, method: Method) -> None:
         """Raise `InputError` where the method's budget cannot pay for its probe."""
-        request = _Request(self, placement, method, 1)
+        request = _Request(self, placement, method, 1, None)
         request.allowed(request.scene)
 
     def read(
@@ -92,9 +127,9 @@ class Reader:
         Raises:
             InputError: the budget is smaller than what the method's probe costs.
         """
-        request = _Request(self, placement, method, logits)
+        request = _Request(self, placement, method, logits, tenant)
         try:
-            out = request.read(tenant, ledger, room)
+            out = request.read(ledger, room)
         except BaseException:
             request.release()
             raise
@@ -136,37 +171,48 @@ class _Request:
         logits: how many of the last rows are run whatever they hold, since they predict what follows.
         exact: document runs behind the very tokens they were encoded behind; nothing is ever spent on them.
         opening: whether the prompt begins with the reader's preamble, which is compiled, too.
+        scored: a first round of choosing is still to decide in which order the documents stand.
     """
 
     reader: Reader
     placement: Placement
     method: Method
     logits: int
+    tenant: str | None
+    recipe: Recipe = field(init=False)
+    writers: dict[int, Chosen] = field(init=False)
     exact: set[int] = field(init=False)
     opening: bool = field(init=False)
+    scored: bool = field(init=False)
     scene: Scene = field(init=False)
     held: Mapping[int, Held] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.recipe = self.reader.recipe(self.method.writer)
         first = self.placement.runs[0]
         self.opening = self.method.reuses and first.document is None and first.ids == self.reader.preamble
         # what is scored first is scored in local frames: every document at one position, the question behind them
-        scored = self.method.order is Order.DENSITY_ASCENDING
-        self._place(replace(self.placement, shared=True) if scored else self.placement, spare_exact=not scored)
+        self.scored = self.method.order is Order.DENSITY_ASCENDING and len(self.placement.documents()) > 1
+        standing = self.placement.documents()
+        chosen = self.recipe.writers(self.reader.notes(self.tenant), self.placement, standing)
+        self.writers = dict(zip(standing, chosen, strict=True))
+        self._place(replace(self.placement, shared=True) if self.scored else self.placement)
 
-    def _place(self, placement: Placement, spare_exact: bool = True) -> None:
+    def _place(self, placement: Placement) -> None:
         """Take `placement` as the prompt's; what probes cost so far stays charged."""
         self.placement, ids = placement, placement.ids
-        correction, behind = self.method.correction, self.reader.writer.encoded_behind
-        # lengths first: comparing the ids before every document would cost milliseconds in a long prompt
-        self.exact = {
-            i
-            for i in placement.documents()
-            if behind is not None and placement.starts[i] == len(behind) and ids[: len(behind)] == behind
-        }
+        correction, positions, self.exact = self.method.correction, placement.positions, set()
+        for i, chosen in self.writers.items():
+            behind: tuple[int, ...] | None = chosen.writer.encoded_behind
+            # lengths first: comparing the ids before every document would cost milliseconds in a long prompt
+            if behind is None or not positions[i] == placement.starts[i] == len(behind):
+                continue
+            if ids[: len(behind)] == behind:
+                self.exact.add(i)
         if correction is not None and correction.alters_exact:
             self.exact = set()
-        spendable = [i for i in placement.documents() if not (self.method.reuses and spare_exact and i in self.exact)]
+        spared = self.exact if self.method.reuses and not self.scored else set()
+        spendable = [i for i in placement.documents() if i not in spared]
         tail = range(max(0, placement.tokens - self.logits), placement.tokens)
         inline = [placement.span(i) for i, run in enumerate(placement.runs) if run.document is None]
         known = self.scene if hasattr(self, "scene") else None
@@ -184,11 +230,13 @@ class _Request:
         """
         if self.method.budget is None:
             return None
-        allowed = self.method.budget.allows(scene.tokens, scene.layers)
-        passes = 2 if self.method.order is Order.DENSITY_ASCENDING else 1
-        least = passes * self.method.selector.least(scene)
-        if scene.tokens and allowed < least:
-            share = least / (scene.tokens * scene.layers)
+        tokens = scene.tokens
+        if self.scored:  # the document that will stand first may be exact there, and then is none to spend on
+            tokens -= max(len(span) for span in scene.spans)
+        allowed = self.method.budget.allows(tokens, scene.layers)
+        least = (2 if self.scored else 1) * self.method.selector.least(scene)
+        if tokens and allowed < least:
+            share = least / (tokens * scene.layers)
             rule = (
                 f"{self.method.name}: its probe alone costs {least} token-layers on this prompt ({share:.1%}), and the "
                 f"budget allows {allowed}; the least possible is {least}"
@@ -196,24 +244,26 @@ class _Request:
             raise InputError("budget", rule, str(self.method.budget))
         return allowed
 
-    def read(self, tenant: str | None, ledger: Ledger, room: int) -> torch.Tensor:
+    def read(self, ledger: Ledger, room: int) -> torch.Tensor:
         """See `Reader.read`; the cache is `scene.cache` afterwards."""
         model, method, allowed = self.reader.model, self.method, self.allowed(self.scene)
         choice, chosen = self._choose(allowed) if method.selector.probe.is_blind else (None, None)
         covered = set() if choice is None or chosen is None else self._covered(choice, chosen)
-        self._fetch(covered, tenant, ledger, self.placement.tokens + room)
+        self._fetch(covered, ledger, self.placement.tokens + room)
         if choice is None or chosen is None:
             with ledger.stage("probe"):
                 choice, chosen = self._choose(allowed)
-                if method.order is Order.DENSITY_ASCENDING:
+                if self.scored:
                     self._reorder(chosen)
+                    allowed = self.allowed(self.scene)
                     choice, chosen = self._choose(allowed)
         scene, computed = self.scene, torch.cat((chosen, self.scene.inline_slots))
-        before = scene.charged
+        before, probed = scene.charged, scene.counter.rows
         out, inline_rows = self._repair(choice, chosen, room, ledger)
         repaired = scene.charged - before - inline_rows
         charged = scene.charged - len(scene.inline_slots) * scene.layers
-        ledger.forward_tokens["read"] += scene.counter.rows
+        ledger.forward_tokens["probe"] += probed
+        ledger.forward_tokens["read"] += scene.counter.rows - probed
         ledger.token_layers += scene.counter.token_layers
         if method.reuses:
             ledger.spending = Spending(scene.tokens, scene.layers, allowed, len(chosen), charged - repaired, repaired)
@@ -255,27 +305,31 @@ class _Request:
         spans = {i: self.placement.span(i) for i in self.scene.spendable}
         return {i for i, span in spans.items() if bool(ran[span.start : span.stop].all())}
 
-    def _fetch(self, covered: set[int], tenant: str | None, ledger: Ledger, capacity: int) -> None:
+    def _fetch(self, covered: set[int], ledger: Ledger, capacity: int) -> None:
         """Get the segments of all documents but the `covered` ones and place them."""
         reader, placement = self.reader, self.placement
         wanted = [i for i in placement.documents() if i not in covered] if self.method.reuses else []
-        if self.opening:
-            wanted.insert(0, 0)
-        segments = [placement.runs[i].ids for i in wanted]
-        writers: list[Writer] = [reader.writer if placement.runs[i].document else OPENING for i in wanted]
-        keys = [reader.key(s, tenant, w) for s, w in zip(segments, writers, strict=True)]
+        standing = wanted if not self.opening else [0, *wanted]
+        segments = [placement.runs[i].ids for i in standing]
+        writers = [self.writers[i].writer if i in self.writers else OPENING for i in standing]
+        keys = [reader.key(s, self.tenant, w) for s, w in zip(segments, writers, strict=True)]
+        noted = reader.noting(self.recipe, self.tenant)
         with ledger.stage("lookup"):
             fetching = reader.store.fetch(
                 list(zip(keys, segments, strict=True)),
-                reader.compiler(segments, ledger, writers),
-                layout=reader.layout(),
+                reader.compiler(segments, ledger, writers, lambda w, segment: w is OPENING or noted(w, segment)),
+                layout=[reader.layout(w.side) for w in writers],
             )
             with fetching as held:
-                self.held = dict(zip(wanted, held, strict=True))
+                self.held = dict(zip(standing, held, strict=True))
                 placed = {i: h.segment for i, h in self.held.items() if h.segment is not None}
                 with ledger.stage("place"):
                     self.scene.cache = assemble(reader.model, placement, placed, capacity)
                 self.scene.segments = placed
+        for i in wanted:
+            document, reason = placement.runs[i].document, self.writers[i].reason
+            if document is not None and reason:
+                ledger.fall_back("not_prepared", f"{document.id}: {reason}")
         ledger.seconds["lookup"] -= ledger.seconds["place"] + ledger.seconds.get("compile", 0.0)
 
     def _reorder(self, chosen: torch.Tensor) -> None:
@@ -289,8 +343,10 @@ class _Request:
         order = sorted(before.documents(), key=density.__getitem__)
         now = dict(zip(order, before.documents(), strict=True))
         held = {now.get(i, i): h for i, h in self.held.items()}
+        self.writers = {now[i]: chosen for i, chosen in self.writers.items()}
         capacity = scene.cache.capacity if scene.cache is not None else before.tokens
         self.release()
+        self.scored = False
         self._place(replace(before.reordered(order), shared=False))
         placed = {i: h.segment for i, h in held.items() if h.segment is not None}
         self.scene.cache = assemble(self.reader.model, self.placement, placed, capacity)
@@ -304,7 +360,7 @@ class _Request:
         if choice.drop_rest:
             kept = torch.ones(self.placement.tokens, dtype=torch.bool)
             kept[scene.slots] = False
-            kept[chosen] = True
+            kept[torch.cat((chosen, scene.inline_slots))] = True
             slots = kept.nonzero()[:, 0]
             scene.cache = cache = compact(model, cache, slots, len(slots) + room)
             ids = tuple(ids[i] for i in slots.tolist())
