@@ -81,7 +81,8 @@ def deviation(of: str, slots: torch.Tensor, at: torch.Tensor, stored: Pair, fres
 
 def _rows(scene: Scene) -> torch.Tensor:
     """``[R]`` int64 ascending: a prompt that ends with a document has a row that is spendable and inline."""
-    return torch.cat((scene.slots, scene.inline_slots)).unique()
+    rows: torch.Tensor = torch.cat((scene.slots, scene.inline_slots)).unique()
+    return rows
 
 
 class _Check(Watcher):

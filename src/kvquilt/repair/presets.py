@@ -25,6 +25,7 @@ from kvquilt.repair.mean_shift import MeanShift
 from kvquilt.repair.nothing import Nothing
 from kvquilt.repair.plan import PostProcessor
 from kvquilt.repair.post import CapRuns, Expand, MergeGap, Quota, RoundToBlock
+from kvquilt.repair.question_attention import QuestionAttention
 from kvquilt.repair.random_rows import Random
 from kvquilt.repair.retrieved_document import RetrievedDocument
 from kvquilt.repair.selector import Selector
@@ -90,6 +91,7 @@ class Method:
         return dataclasses.replace(self, budget=given, name=f"{base}{',' if ':' in base else ':'}{given}")
 
 
+INFOFLOW = QuestionAttention(layers=(-2, -1), softmax_over="documents+question", reduce_rows="l2")
 METHODS = {
     m.name: m
     for m in (
@@ -141,6 +143,41 @@ METHODS = {
             KVDeviation(gradual=0.5),
             "as cacheblend, but each layer passes on fewer rows, those that deviate most there",
             Budget(share=0.20),
+        ),
+        Method(
+            "prophetkv",
+            Order.GIVEN,
+            QuestionAttention(),
+            "rows that the question attends to, over all layers, are recomputed; the probe counts towards the 20%",
+            Budget(share=0.20),
+        ),
+        Method(
+            "a3",
+            Order.GIVEN,
+            QuestionAttention(layers=(0,)),
+            "rows that the question attends to at layer 0 are recomputed; the paper's own layers and ratio are unknown",
+            Budget(share=0.15),
+        ),
+        Method(
+            "fusionrag",
+            Order.GIVEN,
+            QuestionAttention(context_share=0.0, layers=(-1,)),
+            "rows that the question attends to in the last layer, having seen no document before, are recomputed",
+            Budget(share=0.15),
+        ),
+        Method(
+            "infoflow",
+            Order.GIVEN,
+            INFOFLOW,
+            "rows that the question attends to in the last two layers are recomputed; the probe counts towards the 15%",
+            Budget(share=0.15),
+        ),
+        Method(
+            "infoflow-reorder",
+            Order.DENSITY_ASCENDING,
+            INFOFLOW,
+            "as infoflow, once documents with more of such rows stand nearer to the question; two probes",
+            Budget(share=0.15),
         ),
     )
 }
