@@ -9,7 +9,7 @@ logical order; a slot's logical position is slot + offset, unless the plan has a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -73,6 +73,33 @@ class Watcher:
     ) -> None:
         """`query` ``[batch, heads, current rows, dim]`` is about to attend to `keys` ``[batch, groups, filled, ...]``,
         scaled by `scaling`."""
+
+
+class Watchers(Watcher):
+    """Several watchers of one forward."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = watchers
+
+    def enters(self, layer: int, plan: RowPlan, hidden: torch.Tensor) -> None:
+        for watcher in self._watchers:
+            watcher.enters(layer, plan, hidden)
+
+    def writes(
+        self,
+        layer: int,
+        plan: RowPlan,
+        slots: tuple[torch.Tensor, torch.Tensor],
+        fresh: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        for watcher in self._watchers:
+            watcher.writes(layer, plan, slots, fresh)
+
+    def attends(
+        self, layer: int, plan: RowPlan, query: torch.Tensor, keys: torch.Tensor, scaling: float, window: int | None
+    ) -> None:
+        for watcher in self._watchers:
+            watcher.attends(layer, plan, query, keys, scaling, window)
 
 
 @dataclass(frozen=True, slots=True)

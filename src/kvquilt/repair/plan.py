@@ -7,7 +7,8 @@ from typing import Protocol
 
 import torch
 
-from kvquilt.model.rows import RowPlan, SlotView, Watcher
+from kvquilt.errors import InputError
+from kvquilt.model.rows import RowPlan, SlotView, Watcher, Watchers
 from kvquilt.repair.scene import Scene
 from kvquilt.repair.selector import Choice
 
@@ -16,7 +17,10 @@ class PostProcessor(Protocol):
     """Reshapes what was chosen, for instance into whole blocks, before it is charged."""
 
     def apply(self, head: torch.Tensor, scene: Scene) -> torch.Tensor:
-        """Ranked spendable slots in, ranked spendable slots out, each at most once; a longer head never gives fewer."""
+        """Ranked spendable slots in, ranked spendable slots out, each at most once.
+
+        A longer head gives the same slots followed by more, or no more.
+        """
         ...
 
 
@@ -25,7 +29,12 @@ def cut(choice: Choice, post: Sequence[PostProcessor], scene: Scene, left: int |
 
     Returns:
         ``[K]`` int64 slots, best first.
+
+    Raises:
+        InputError: post-processors of a choice whose rows become fewer with depth, by the ranking or by what it sees.
     """
+    if post and choice.decline:
+        raise InputError("post", "rows that become fewer with depth cannot be reshaped: no layer would keep the shape")
     last = scene.layers if choice.last is None else choice.last
 
     def fits(chosen: torch.Tensor) -> bool:
@@ -92,7 +101,8 @@ def row_plan(
     plan = RowPlan(rows, filled, view=view, watcher=watcher)
     always = torch.searchsorted(rows, inline)
     if choice.narrow is not None:
-        plan.watcher = choice.narrow(counts)
+        narrowing = choice.narrow(counts)
+        plan.watcher = narrowing if watcher is None else Watchers([watcher, narrowing])
     if choice.entering is not None:
         slots, states = choice.entering
         at = torch.searchsorted(slots, rows).clamp(max=len(slots) - 1)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 
 from kvquilt.model.language_model import LanguageModel, RowCounter
-from kvquilt.model.rows import RowPlan, Watcher
+from kvquilt.model.rows import Watcher
 from kvquilt.model.slots import SlotCache
 
 
@@ -46,30 +46,3 @@ class Observation(Watcher):
             cache: batch of one, filled up to the segment's last token. What stands behind may be overwritten.
         """
         raise NotImplementedError
-
-
-class Watchers(Watcher):
-    """Several watchers of one forward."""
-
-    def __init__(self, watchers: Sequence[Watcher]) -> None:
-        self._watchers = watchers
-
-    def enters(self, layer: int, plan: RowPlan, hidden: torch.Tensor) -> None:
-        for watcher in self._watchers:
-            watcher.enters(layer, plan, hidden)
-
-    def writes(
-        self,
-        layer: int,
-        plan: RowPlan,
-        slots: tuple[torch.Tensor, torch.Tensor],
-        fresh: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
-        for watcher in self._watchers:
-            watcher.writes(layer, plan, slots, fresh)
-
-    def attends(
-        self, layer: int, plan: RowPlan, query: torch.Tensor, keys: torch.Tensor, scaling: float, window: int | None
-    ) -> None:
-        for watcher in self._watchers:
-            watcher.attends(layer, plan, query, keys, scaling, window)

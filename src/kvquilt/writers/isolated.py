@@ -9,10 +9,10 @@ import torch
 from kvquilt.errors import InputError
 from kvquilt.identity import digest_fields, encode_ids
 from kvquilt.model.language_model import LanguageModel, RowCounter
-from kvquilt.model.rows import RowPlan
+from kvquilt.model.rows import RowPlan, Watchers
 from kvquilt.model.slots import SlotCache
 from kvquilt.segment import CompiledSegment, prefix_digest
-from kvquilt.writers.extra import Extra, Watchers
+from kvquilt.writers.extra import Extra
 from kvquilt.writers.prefix_cache import PrefixCache
 
 _BATCH_TOKENS = 512  # a CPU is saturated by then; padding beyond it only costs memory
