@@ -43,7 +43,7 @@ class Outcome:
             if run.document is None and found is None:
                 ledger.tokens[Provenance.INLINE] += len(run.ids)
                 continue
-            kept, why = self._kept(i)
+            kept, why = self._kept(i, again)
             source = "-"
             if found is not None and found.segment is not None:
                 source = str(found.tier)
@@ -64,13 +64,13 @@ class Outcome:
                 use = DocumentUse(run.document.id, len(run.ids), positions[i], provenance, source, why, again)
                 ledger.documents.append(use)
 
-    def _kept(self, run: int) -> tuple[Provenance, str]:
-        """Of rows that were not computed, and why."""
+    def _kept(self, run: int, again: int) -> tuple[Provenance, str]:
+        """Of rows that were not computed, beside `again` that were, and why."""
         if run in self.exact or self.placement.runs[run].document is None:
             return Provenance.EXACT, "behind the very tokens it was encoded behind"
         if self.dropped:
             return Provenance.ABSENT, "dropped from attention"
-        if self.method.correction is not None:
+        if self.method.correction is not None and self.method.correction.reaches(again):
             return Provenance.CORRECTED, "moved and corrected, not recomputed"
         return Provenance.REUSED, "moved, not recomputed"
 

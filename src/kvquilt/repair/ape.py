@@ -36,6 +36,9 @@ class Tempered:
     def alters_exact(self) -> bool:
         return True
 
+    def reaches(self, computed: int) -> bool:
+        return True
+
     def view(self, scene: Scene, view: SlotView | None) -> SlotView | None:
         """`view` with all documents marked, exact ones too.
 

@@ -18,6 +18,10 @@ class Correction(Protocol):
         """Whether documents that stand where they were encoded are corrected too, and so are exact no longer."""
         ...
 
+    def reaches(self, computed: int) -> bool:
+        """Whether it changes a document of which so many rows are computed, and not all."""
+        ...
+
     def view(self, scene: Scene, view: SlotView | None) -> SlotView | None:
         """How the slots are attended to, for the prompt and every token after it; `view` itself for no change."""
         ...

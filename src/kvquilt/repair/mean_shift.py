@@ -24,11 +24,14 @@ class MeanShift:
     def alters_exact(self) -> bool:
         return False
 
+    def reaches(self, computed: int) -> bool:
+        return computed > 0
+
     def view(self, scene: Scene, view: SlotView | None) -> SlotView | None:
         return view
 
     def watcher(self, scene: Scene, chosen: torch.Tensor) -> Watcher | None:
-        return _Shift(scene) if len(chosen) else None
+        return _Shift(scene) if len(chosen) and scene.spans else None
 
 
 class _Shift(Watcher):
