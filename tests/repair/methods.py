@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import torch
 from kvquilt.errors import InputError
 from kvquilt.ledger import Ledger
 from kvquilt.model.language_model import LanguageModel
+from kvquilt.model.load import weights_digest
 from kvquilt.placement import Placement, place_runs
 from kvquilt.prompt import Run
 from kvquilt.reading import Reader
@@ -20,15 +22,21 @@ from kvquilt.repair.budget import Budget
 from kvquilt.repair.presets import METHODS, Method
 from kvquilt.store import Store
 from kvquilt.writers.isolated import Isolated
-from tests.models import tiny
+from tests.models import build, tiny
+from tests.tokenizers import chatml_tokenizer
 
 REUSING = [name for name, method in METHODS.items() if method.reuses]
 
 
 def reader_of(family: str = "llama", preamble: Sequence[int] = ()) -> Reader:
-    return Reader(
-        tiny(family), Store.open(None, 1 << 28), Isolated(tuple(preamble)), tuple(preamble), helper=tiny(family, 1)
-    )
+    return Reader(tiny(family), Store.open(None, 1 << 28), Isolated(tuple(preamble)), tuple(preamble), helper=small())
+
+
+@functools.cache
+def small() -> LanguageModel:
+    """A helper of a third of the work."""
+    hf = build("llama", 1, num_hidden_layers=1)
+    return LanguageModel.wrap(hf, chatml_tokenizer(), "small", weights_digest(hf))
 
 
 def ordered(runs: Sequence[Run], method: Method) -> Placement:
