@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 from kvquilt.errors import InputError
 from kvquilt.ledger import Ledger, Spending
@@ -25,15 +25,15 @@ from kvquilt.writers import attention_rows
 from kvquilt.writers.digest import Digest
 from kvquilt.writers.isolated import Isolated
 from tests.models import build, tiny
-from tests.oracle import close, far, full_prefill, runs_of, stock
+from tests.oracle import close, full_prefill, runs_of, stock
+from tests.repair.attending import HEADS, LAYERS, agree, weights
 from tests.repair.passes import inline_spans, placed
-from tests.repair.tokenwise import _without_window, stored, walk
+from tests.repair.tokenwise import stored, walk
 
 PLACEMENT = place_runs(runs_of("iABiCi", (3, 17, 15, 2, 30, 4)))  # longer than gemma3's window of 24
 DOCUMENTS = torch.cat([torch.arange(s.start, s.stop) for s in map(PLACEMENT.span, PLACEMENT.documents())])
 QUESTION = PLACEMENT.span(5)
 INLINE = torch.isin(torch.arange(PLACEMENT.tokens), DOCUMENTS).logical_not()
-LAYERS, HEADS, GROUP = 3, 4, 2
 families = pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
 
 
@@ -55,64 +55,6 @@ def read(model: LanguageModel, how: Any, placement: Placement = PLACEMENT) -> tu
     out, cache = reader.read(placement, how, None, ledger, 0)
     model.pool.release(cache)
     return out, ledger
-
-
-def queries(
-    family: str, visible: torch.Tensor | None = None, placement: Placement = PLACEMENT
-) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """Rotated queries ``[layers, heads, question, dim]`` and keys ``[layers, heads, tokens, dim]`` of a stock model,
-    which takes the inline tokens one at a time, and every token's position."""
-    where = torch.tensor(placement.positions).repeat_interleave(torch.tensor([len(r.ids) for r in placement.runs]))
-    ahead = torch.tensor(placement.starts).repeat_interleave(torch.tensor([len(r.ids) for r in placement.runs]))
-    positions = (where + torch.arange(placement.tokens) - ahead).tolist()
-    inline = torch.zeros(LAYERS, placement.tokens, dtype=torch.bool)
-    for span in inline_spans(placement):
-        inline[:, span.start : span.stop] = True
-    plain = _without_window(stock(family))
-    seen: list[list[torch.Tensor]] = [[] for _ in range(LAYERS)]
-    handles = []
-    for n, layer in enumerate(plain.base_model.layers):
-        last = getattr(layer.self_attn, "q_norm", layer.self_attn.q_proj)
-        handles.append(last.register_forward_hook(lambda m, a, out, n=n: seen[n].append(out.reshape(HEADS, -1))))
-    try:
-        _, after = walk(
-            stock(family), placement.ids, stored(stock(family), placement), inline, visible=visible, positions=positions
-        )
-    finally:
-        for handle in handles:
-            handle.remove()
-    q = torch.stack([torch.stack(rows[-len(QUESTION) :], 1) for rows in seen])
-    rotated = torch.stack([_rotated(plain, x, n, positions[-len(QUESTION) :]) for n, x in enumerate(q)])
-    return rotated.double(), torch.stack([k for k, _ in after]).repeat_interleave(GROUP, 1).double(), positions
-
-
-def _rotated(hf: PreTrainedModel, x: torch.Tensor, layer: int, positions: list[int]) -> torch.Tensor:
-    kinds = getattr(hf.config, "layer_types", None)
-    more = (kinds[layer],) if hf.config.model_type == "gemma3_text" and kinds is not None else ()
-    cos, sin = hf.base_model.rotary_emb(x[None], torch.tensor([positions]), *more)
-    half = x.shape[-1] // 2
-    return x * cos[0] + torch.cat((-x[..., half:], x[..., :half]), -1) * sin[0]
-
-
-def weights(
-    family: str, scope: set[int], visible: torch.Tensor | None = None, placement: Placement = PLACEMENT
-) -> torch.Tensor:
-    """``[layers, heads, question, tokens]`` fp64: softmax over the slots `scope`, causal and within the window."""
-    q, k, positions = queries(family, visible, placement)
-    out = torch.zeros(LAYERS, HEADS, len(QUESTION), placement.tokens, dtype=torch.float64)
-    start = placement.tokens - len(QUESTION)
-    for n, layer in enumerate(stock(family).base_model.layers):
-        window = getattr(layer.self_attn, "sliding_window", None) or 10**6
-        for row in range(len(QUESTION)):
-            sees = [s for s in sorted(scope) if s <= start + row and positions[start + row] - positions[s] < window]
-            if sees:
-                logits = (k[n][:, sees] @ q[n][:, row, :, None])[..., 0] * layer.self_attn.scaling
-                out[n, :, row, sees] = logits.softmax(-1)
-    return out
-
-
-def agree(measured: torch.Tensor, truth: torch.Tensor) -> bool:
-    return far(measured.double(), truth) < 1e-4
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
@@ -148,7 +90,7 @@ def test_weights_sum_to_1_over_the_scope_before_heads_are_reduced(family: str, o
         "documents+question": {*DOCUMENTS.tolist(), *QUESTION},
         "all": set(range(PLACEMENT.tokens)),
     }[over]
-    truth = weights(family, scope)[..., DOCUMENTS]
+    truth = weights(family, PLACEMENT, scope)[..., DOCUMENTS]
     options: dict[str, Any] = {"softmax_over": over}
     assert agree(scores_of(family, QuestionAttention(**options)), truth.mean((0, 1, 2)))
     norms = truth[-2:].mean(1).square().sum(1).sqrt().mean(0)
@@ -161,7 +103,7 @@ def test_weights_sum_to_1_over_the_scope_before_heads_are_reduced(family: str, o
 @families
 def test_a_question_that_has_seen_no_document(family: str) -> None:
     hidden = INLINE.expand(LAYERS, -1)
-    truth = weights(family, set(DOCUMENTS.tolist()), hidden)[-1][..., DOCUMENTS].mean((0, 1))
+    truth = weights(family, PLACEMENT, DOCUMENTS.tolist(), hidden)[-1][..., DOCUMENTS].mean((0, 1))
     blind, seeing = QuestionAttention(context_share=0.0, layers=(-1,)), QuestionAttention(layers=(-1,))
     assert agree(scores_of(family, blind), truth)
     assert not agree(scores_of(family, seeing), truth)
@@ -189,7 +131,7 @@ def test_a_question_that_sees_digests(family: str, share: float) -> None:
             dataclasses.replace(selector, context_share=0.5).choose(scene)
     finally:
         model.pool.release(cache)
-    truth = weights(family, set(range(PLACEMENT.tokens)), visible)[[1, 2]]
+    truth = weights(family, PLACEMENT, range(PLACEMENT.tokens), visible)[[1, 2]]
     assert agree(scores, truth[..., DOCUMENTS].mean((0, 1, 2)))
 
 
@@ -202,7 +144,7 @@ def test_documents_without_a_digest_are_an_error() -> None:
 def test_shared_positions_as_reordering_scores_them(family: str) -> None:
     placement = place_runs(runs_of("iABCi", (3, 17, 15, 30, 4)), Order.SHARED_POSITIONS)
     documents = torch.cat([torch.arange(s.start, s.stop) for s in map(placement.span, placement.documents())])
-    truth = weights(family, set(documents.tolist()), placement=placement)[..., documents]
+    truth = weights(family, placement, documents.tolist())[..., documents]
     assert agree(scores_of(family, QuestionAttention(), placement), truth.mean((0, 1, 2)))
 
 

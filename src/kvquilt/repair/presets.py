@@ -19,6 +19,7 @@ from kvquilt.repair.budget import Budget
 from kvquilt.repair.correction import Correction
 from kvquilt.repair.everything import Everything
 from kvquilt.repair.first_tokens import FirstTokens
+from kvquilt.repair.kept_blocks import KeptBlocks
 from kvquilt.repair.kv_deviation import KVDeviation
 from kvquilt.repair.layer_band import LayerBand
 from kvquilt.repair.mean_shift import MeanShift
@@ -177,6 +178,13 @@ METHODS = {
             Order.DENSITY_ASCENDING,
             INFOFLOW,
             "as infoflow, once documents with more of such rows stand nearer to the question; two probes",
+            Budget(share=0.15),
+        ),
+        Method(
+            "samkv",
+            Order.GIVEN,
+            KeptBlocks(),
+            "blocks that the question attends to are recomputed, the others dropped from attention",
             Budget(share=0.15),
         ),
     )
