@@ -59,7 +59,10 @@ class Budget:
         raise InputError("budget", rule, given)
 
     def allows(self, tokens: int, layers: int) -> int:
-        """Token-layers for `tokens` reusable tokens: rounded down, and never more than all of them."""
+        """Token-layers for `tokens` reusable tokens: a share rounded down, an absolute number as it is.
+
+        The latter may exceed all of them, so that a probe and every row can be paid for.
+        """
         if self.token_layers is not None:
             return self.token_layers
         # a share of 0.07 times 100 must be 7, not 6: floats fall just short of what was written

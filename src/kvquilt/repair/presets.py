@@ -7,6 +7,7 @@ field of its selector, for ``writer`` or for ``order``: ``epic:k=16``, ``cachebl
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -221,7 +222,7 @@ def _with(method: Method, field: str, value: str) -> Method:
         return dataclasses.replace(method, writer=value)
     if field == "order":
         if value not in tuple(Order):
-            raise InputError("order", f"unknown order {value!r}{nearest(value, [*Order])}")
+            raise InputError("order", f"unknown order {value!r}{nearest(value, map(str, Order))}")
         return dataclasses.replace(method, order=Order(value))
     if field in POST:
         made = POST[field](_number("post", field, value))  # one number each
@@ -245,13 +246,17 @@ def _like(now: object, field: str, value: str) -> object:
             raise InputError(field, "must be true or false", value)
         return value == "true"
     if isinstance(now, tuple):
-        return tuple(int(_number("method", field, part)) for part in value.split("+"))
-    if isinstance(now, int | float):
-        number = _number("method", field, value)
-        if isinstance(now, int) and number != int(number):
-            raise InputError(field, "must be a whole number", value)
-        return type(now)(number)
-    return value
+        return tuple(_whole(field, part) for part in value.split("+"))
+    if isinstance(now, int):
+        return _whole(field, value)
+    return float(_number("method", field, value)) if isinstance(now, float) else value
+
+
+def _whole(field: str, value: str) -> int:
+    number = _number("method", field, value)
+    if not math.isfinite(number) or number != int(number):
+        raise InputError(field, "must be a whole number", value)
+    return int(number)
 
 
 def _number(where: str, field: str, value: str) -> int | float:

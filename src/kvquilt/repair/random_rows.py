@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvquilt.errors import InputError
 from kvquilt.repair.scene import Scene
 from kvquilt.repair.selector import Choice, Granularity, Probe
 
@@ -21,6 +22,10 @@ class Random:
     seed: int = 0
     probe: Probe = Probe.NONE
     granularity: Granularity = Granularity.TOKEN
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 1 << 63:
+            raise InputError("seed", "must be a whole number from 0 that fits 63 bits", self.seed)
 
     def least(self, scene: Scene) -> int:
         return 0
