@@ -272,7 +272,7 @@ class Engine:
             following = continuation(self.model.tokenizer, question)
             new = [*live.pending, *following.ids(self.model.tokenizer)]
         cache = live.cache  # once: another follow-up may take it meanwhile
-        cached = cache.filled if cache is not None else tokens
+        cached = cache.next_position if cache is not None else tokens  # dropped tokens keep their positions
         over = cached + len(new) + sampling.max_new_tokens - self.model.capability.max_length
         if over > 0:
             raise ContextLengthError("question", f"the conversation is {over} tokens too long; start a new one")

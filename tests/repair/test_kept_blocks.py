@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvquilt.errors import InputError
+from kvquilt.errors import ContextLengthError, InputError
 from kvquilt.ledger import Ledger, Provenance, Spending
 from kvquilt.model.rows import SlotView
 from kvquilt.model.slots import SlotCache
@@ -180,8 +180,27 @@ def test_answer_and_follow_up_go_on_behind_the_logical_end(family: str, nan_slot
     more = (*answer.token_ids, *following)
     behind = [*positions, *range(len(prompt), len(prompt) + len(more))]
     assert list(second.token_ids) == greedy(family, ids + more, behind, 3)
-    assert sum(second.ledger.tokens.values()) == len(ids) + len(more)
+    assert sum(second.ledger.tokens.values()) == len(prompt) + len(more)
+    assert second.ledger.tokens[Provenance.ABSENT] == absent
     at_rest(engine, conversations=1)
+    engine.close()
+
+
+def test_dropped_tokens_still_take_room_in_the_context() -> None:
+    """The limit goes by positions: a follow-up whose slots would fit, but not its positions, is refused."""
+    engine, docs = make_engine(), documents(3, 300)
+    answer = engine.ask(QUESTION, docs, method="samkv:30%", max_new_tokens=1)
+    live = engine._live[0].cache
+    assert live is not None
+    limit, question = engine.model.capability.max_length, "And then?"
+    words = 0
+    while live.next_position + len(continuation(engine.model.tokenizer, question).ids(engine.model.tokenizer)) < limit:
+        words += 8
+        question = "why " * words
+    new = len(continuation(engine.model.tokenizer, question).ids(engine.model.tokenizer))
+    assert live.filled + new + 10 < limit, "its slots fit"
+    with pytest.raises(ContextLengthError):
+        answer.follow_up(question, max_new_tokens=4)
     engine.close()
 
 
