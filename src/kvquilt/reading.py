@@ -145,7 +145,8 @@ class Reader:
         Args:
             method: what the earlier turns ran: a live cache is as good as the turns it grew from.
         """
-        first, end = cache.filled, cache.next_position + len(new)
+        first = cache.filled
+        known = max(first, cache.next_position)  # tokens so far: more than slots where some were dropped
         counter = RowCounter()
         try:
             cache = self.model.pool.grow(cache, first + len(new) + room)
@@ -157,9 +158,10 @@ class Reader:
         ledger.forward_tokens["read"] += counter.rows
         ledger.token_layers += counter.token_layers
         ledger.tokens[Provenance.EXACT if method == "full" else Provenance.REUSED] += first
+        ledger.tokens[Provenance.ABSENT] += known - first
         ledger.tokens[Provenance.INLINE] += len(new)
         ledger.flops += counted_flops(self.model, counter)
-        ledger.flops_full += full_flops(self.model, end)
+        ledger.flops_full += full_flops(self.model, known + len(new))
         return logits, cache
 
 
