@@ -13,6 +13,7 @@ from kvquilt.document import Document
 from kvquilt.placement import Placement
 from kvquilt.prompt import Run
 from tests.models import build
+from tests.tokenizers import chatml_tokenizer
 
 TOLERANCE = 1e-4  # of the largest logit, fp32
 
@@ -28,6 +29,20 @@ def random_ids(count: int, seed: int, vocabulary: int = 256) -> tuple[int, ...]:
     return tuple(torch.randint(2, vocabulary, (count,), generator=generator).tolist())
 
 
+@functools.cache
+def _words() -> list[int]:
+    """Tokens that are a space and letters, so that any row of them is what their text is tokenised to."""
+    vocabulary = chatml_tokenizer().get_vocab()
+    return sorted(i for text, i in vocabulary.items() if text[0] == "Ġ" and text[1:].isascii() and text[1:].isalpha())
+
+
+def random_document(count: int, seed: int, name: str) -> tuple[tuple[int, ...], Document]:
+    """Random ids and the document whose tokens they are under `chatml_tokenizer`."""
+    words = _words()
+    ids = tuple(words[i] for i in random_ids(count, seed, len(words)))
+    return ids, Document(chatml_tokenizer().decode(ids), id=name, end="")
+
+
 def runs_of(shape: str, lengths: Sequence[int], seed: int = 0) -> list[Run]:
     """Runs of random ids: ``i`` is inline text, a capital letter a document; the same letter is the same document."""
     made: dict[str, Run] = {}
@@ -36,7 +51,7 @@ def runs_of(shape: str, lengths: Sequence[int], seed: int = 0) -> list[Run]:
         if kind == "i":
             out.append(Run(random_ids(length, 1000 * seed + 500 + n)))
         else:
-            run = Run(random_ids(length, 1000 * seed + ord(kind)), Document(f"text of {kind}", id=kind))
+            run = Run(*random_document(length, 1000 * seed + ord(kind), kind))
             out.append(made.setdefault(kind, run))
     return out
 

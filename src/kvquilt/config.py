@@ -60,6 +60,9 @@ class Settings(BaseSettings):
     memory_bytes: ByteSize = Field(ByteSize(4 * _GIB), ge=0, description="budget of the memory tier")
     disk_bytes: ByteSize = Field(ByteSize(50 * _GIB), ge=0, description="budget of the disk tier")
     model: str = Field("smollm2", min_length=1, description="Hugging Face id, local path, GGUF file or smollm2")
+    helper_model: str | None = Field(
+        None, min_length=1, description="a second, small model for methods that ask one, named like model"
+    )
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(None, description="of weights and caches")
     device: str | None = Field(None, min_length=1, description="torch device, such as cpu or cuda:0")
     threads: int | None = Field(None, ge=1, description="CPU threads of torch")

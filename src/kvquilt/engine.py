@@ -44,6 +44,7 @@ class Engine:
             text, ``False`` alone. Part of every segment key.
         system: system message of `ask`'s prompts.
         conversations: live caches kept for follow-ups; the oldest is released first.
+        helper: a second, small model for methods that ask one; may be `model` itself.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Engine:
         shared_prefix: bool | str = True,
         system: str = SYSTEM,
         conversations: int = 1,
+        helper: LanguageModel | None = None,
     ) -> None:
         self.model, self.store = model, store
         self.settings = settings or Settings.resolve()[0]
@@ -68,7 +70,7 @@ class Engine:
         else:
             prefix = preamble if shared_prefix else ()
         self.writer = Isolated(prefix)
-        self.reader = Reader(model, store, self.writer, preamble)
+        self.reader = Reader(model, store, self.writer, preamble, helper)
         self._live: deque[Live] = deque()
         self._lock = threading.Lock()
         self._reports: dict[str, DoctorReport | None] = {}
@@ -86,6 +88,7 @@ class Engine:
         shared_prefix: bool | str = True,
         system: str = SYSTEM,
         conversations: int = 1,
+        helper: str | None = None,
     ) -> Engine:
         """Load a model and open the store.
 
@@ -93,22 +96,25 @@ class Engine:
             model: see `load_model`; by default the settings' model.
             store_dir: by default the settings' (``KVQUILT_STORE_DIR``).
             shared_prefix, system, conversations: see `Engine`.
+            helper: the helper model, found like `model`; by default the settings' ``helper_model``, if any.
 
         Raises:
             ModelNotFoundError, UnsupportedModelError, StoreUnavailableError.
         """
         settings = settings or Settings.resolve()[0]
-        loaded = load_model(
-            settings.model if model is None else model,
-            settings.dtype if dtype is None else dtype,
-            settings.device if device is None else device,
-            settings.threads if threads is None else threads,
-            settings,
-        )
+        name, asked = settings.model if model is None else model, settings.helper_model if helper is None else helper
+        place = settings.dtype if dtype is None else dtype, settings.device if device is None else device
+        loaded = load_model(name, *place, settings.threads if threads is None else threads, settings)
+        second = None
+        if asked is not None:
+            second = loaded if asked == name else load_model(asked, *place, settings=settings)
         folder = settings.store_dir if store_dir is None else store_dir
         store = Store.open(folder, settings.memory_bytes, settings.disk_bytes)
         try:
-            return cls(loaded, store, settings, shared_prefix=shared_prefix, system=system, conversations=conversations)
+            return cls(
+                loaded, store, settings,
+                shared_prefix=shared_prefix, system=system, conversations=conversations, helper=second,
+            )  # fmt: skip
         except BaseException:
             store.close()
             raise

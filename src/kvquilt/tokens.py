@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from kvquilt.errors import PromptError
 
+Span = tuple[int, int]  # characters of a text: first, last + 1
 _REMEMBERED = 1024  # documents whose ids are kept: tokenising a long prompt anew would cost as much as placing it
 _PROBES = ("a", " a", "  a ", "\na", "\n\na", ".", "é日🙂")
 
@@ -64,6 +65,7 @@ class Encoder:
         self._inner: Any = None
         self.bos = _default_bos(tokenizer)
         self._segment = lru_cache(maxsize=_REMEMBERED)(self._encode_document)
+        self._spans = lru_cache(maxsize=_REMEMBERED)(self._trace)
         if not self._joins():
             self._inner = _without_prefix_space(tokenizer)
             if self._inner is None or not self._joins():
@@ -96,6 +98,30 @@ class Encoder:
         """Ids of a document's text and end, remembered for the last documents seen."""
         return self._segment(text, end)
 
+    def spans(self, text: str) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+        """Ids of `encode(text)` and the characters that each comes from, as the tokenizer tells them.
+
+        Several ids may come from one character, and some characters from no id; see `kvquilt.offsets`.
+
+        Raises:
+            PromptError: as `encode`; or the tokenizer gives other ids where it tells characters.
+        """
+        return self._spans(text)
+
+    def _trace(self, text: str) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+        ids = self.encode(text)
+        found, spans = self._raw_spans(text) if text else ([], [])
+        if tuple(found) != ids:  # cut at control tokens, as `encode` does it
+            found, spans, at = [], [], 0
+            for piece in self._cut(text):
+                some, where = self._raw_spans(piece)
+                found, spans = found + some, spans + [(first + at, last + at) for first, last in where]
+                at += len(piece)
+        if tuple(found) != ids:
+            rule = "this tokenizer gives other tokens where it tells which characters they come from"
+            raise PromptError("tokenizer", rule, type(self._tokenizer).__name__)
+        return ids, tuple(spans)
+
     def _encode_document(self, text: str, end: str) -> tuple[int, ...]:
         return self.encode(text + end)
 
@@ -119,6 +145,19 @@ class Encoder:
                 return list(out["input_ids"])
             self._inner.encode_special_tokens = split
             return list(self._inner.encode(text, add_special_tokens=False).ids)
+
+    def _raw_spans(self, text: str) -> tuple[list[int], list[Span]]:
+        """As `_raw` behind other text, with control tokens as text."""
+        with self._lock:
+            if self._inner is not None:
+                self._inner.encode_special_tokens = True
+                encoding = self._inner.encode(text, add_special_tokens=False)
+                return list(encoding.ids), list(encoding.offsets)
+            out = self._tokenizer(
+                text, add_special_tokens=False, split_special_tokens=True, truncation=False, padding=False,
+                return_attention_mask=False, return_token_type_ids=False, return_offsets_mapping=True, verbose=False,
+            )  # fmt: skip
+        return list(out["input_ids"]), [(int(first), int(last)) for first, last in out["offset_mapping"]]
 
     def _cut(self, text: str) -> list[str]:
         """The text cut behind the first character of every control token in it, overlapping ones too."""

@@ -61,6 +61,8 @@ def test_config_show_names_each_source(run: Run, tmp_path: Path) -> None:
         (["ask", "--docs", ".", "q", "--policy", "never"], "policy"),
         (["doctor", "--methods", "none,nonne"], "did you mean 'none'"),
         (["doctor", "--methods", " , "], "name at least one"),
+        (["ask", "--docs", ".", "q", "--method", "cacheclip"], "--helper-model"),
+        (["doctor", "--methods", "cacheclip:group=4"], "--helper-model"),
         (["models", "fetch", "smolm2"], "did you mean 'smollm2'"),
         (["store", "rm", "--all", "--tenant", "x"], "exactly one"),
         (["askk"], "askk"),

@@ -93,6 +93,22 @@ def test_the_budget_of_the_settings_is_for_methods_that_take_one(
     assert ask(run, docs, "--json").json["method"] == "full", "auto without a verdict"
 
 
+def test_a_helper_model_is_loaded_beside_the_model_and_its_work_is_charged(run: Run, docs: Path, model: Path) -> None:
+    clip = ("--method", "cacheclip", "--helper-model", model, "--json")
+    outcome = ask(run, docs, *clip, "--budget", "100000")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["spending"]["probe"] > 0
+    for budget in ("1", "1%", "0"):
+        outcome = ask(run, docs, *clip, "--budget", budget)
+        assert outcome.code == 2
+        error = outcome.json["error"]
+        assert (error["type"], error["field"]) == ("InputError", "budget")
+        assert re.search(r"the least possible is \d+", error["rule"])
+    assert ask(run, docs, "--method", "cacheclip", "--helper-model", docs / "nothing-here").code == 3
+    report = run("doctor", "--docs", docs, "--prompts", 3, "--methods", "cacheclip:100000", "--helper-model", model)
+    assert "cacheclip:100000" in report.out
+
+
 def test_methods_are_listed_with_their_parts(run: Run) -> None:
     rows = run("methods", "--json").json
     assert [row["name"] for row in rows] == list(METHODS)

@@ -15,6 +15,7 @@ from kvquilt.cli.common import (
     Device,
     Dtype,
     ExitCode,
+    HelperFlag,
     Json,
     MethodFlag,
     ModelFlag,
@@ -24,7 +25,7 @@ from kvquilt.cli.common import (
     settings_of,
     warn,
 )
-from kvquilt.cli.work import check_path, open_engine, passages_in
+from kvquilt.cli.work import check_helper, check_path, open_engine, passages_in
 from kvquilt.errors import InputError
 from kvquilt.ledger import FallbackReason, Ledger
 
@@ -43,6 +44,7 @@ def ask(
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show what was reused and spent, and why not.")] = False,
     model: ModelFlag = None,
+    helper_model: HelperFlag = None,
     tenant: Tenant = None,
     max_new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Longest answer in tokens.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.0,
@@ -58,8 +60,9 @@ def ask(
     Exit code 5 means: the answer is there, but the reuse asked for did not happen; --explain says why.
     """
     settings, _ = settings_of(
-        context, top_k=top_k, method=method, budget=budget, policy=policy, model=model, tenant=tenant,
-        max_new_tokens=max_new_tokens, passage_tokens=passage_tokens, dtype=dtype, device=device, threads=threads,
+        context, top_k=top_k, method=method, budget=budget, policy=policy, model=model,
+        helper_model=helper_model, tenant=tenant, max_new_tokens=max_new_tokens, passage_tokens=passage_tokens,
+        dtype=dtype, device=device, threads=threads,
     )  # fmt: skip
     if not question.strip():
         raise InputError("question", "must not be empty")
@@ -67,7 +70,9 @@ def ask(
     from kvquilt.policy import needs_verdict, written_method
 
     # before a model is loaded for nothing
-    needs_verdict(written_method(settings.method, budget, settings.budget), settings.policy)
+    asked = written_method(settings.method, budget, settings.budget)
+    needs_verdict(asked, settings.policy)
+    check_helper([asked], settings)
     with open_engine(settings) as engine:
         from kvquilt.retrieval import top_k as best
 

@@ -57,6 +57,10 @@ BudgetFlag = Annotated[
         metavar="BUDGET", help="What METHOD may spend: a share of what reuse saves, such as 5%, or token-layers."
     ),
 ]
+HelperFlag = Annotated[
+    str | None,
+    typer.Option("--helper-model", metavar="MODEL", help="A second, small model for methods that ask one."),
+]
 Tenant = Annotated[str | None, typer.Option(metavar="NAME", help="Whose segments; tenants never share.")]
 
 

@@ -11,6 +11,7 @@ from kvquilt.cli.common import (
     Device,
     Dtype,
     ExitCode,
+    HelperFlag,
     Json,
     Tenant,
     Threads,
@@ -20,7 +21,7 @@ from kvquilt.cli.common import (
     progress,
     settings_of,
 )
-from kvquilt.cli.work import check_path, open_engine, passages_in
+from kvquilt.cli.work import check_helper, check_path, open_engine, passages_in
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def doctor(
     prompts: Annotated[int, typer.Option(min=1, metavar="N", help="Sample prompts, at most.")] = 12,
     tenant: Tenant = None,
     passage_tokens: Annotated[int | None, typer.Option(metavar="N", help="Longest passage in tokens.")] = None,
+    helper_model: HelperFlag = None,
     dtype: Dtype = None,
     device: Device = None,
     threads: Threads = None,
@@ -50,11 +52,13 @@ def doctor(
     code 6: a check failed, or none of the methods measured passed.
     """
     settings, _ = settings_of(
-        context, model=model, tenant=tenant, passage_tokens=passage_tokens, dtype=dtype, device=device, threads=threads
-    )
+        context, model=model, tenant=tenant, passage_tokens=passage_tokens, helper_model=helper_model,
+        dtype=dtype, device=device, threads=threads,
+    )  # fmt: skip
     if docs is not None:
         check_path(docs)
     named = _named(methods)
+    check_helper(named, settings)
     with open_engine(settings) as engine:
         documents = None if docs is None else passages_in(docs, settings, engine.model.tokenizer).documents
         with progress("measuring") as advance:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,17 @@ def check_path(path: Path) -> None:
     """Raise `InputError` if there is no such folder or file, before a model is loaded for nothing."""
     if not path.exists():
         raise InputError("DIR", "no such folder or file", str(path))
+
+
+def check_helper(methods: Iterable[str], settings: Settings) -> None:
+    """Raise `InputError` if one of these methods asks a helper model and there is none, before a model is loaded."""
+    from kvquilt.repair.helper_model import no_helper
+    from kvquilt.repair.presets import find_method
+    from kvquilt.repair.selector import Probe
+
+    named = (find_method(name) for name in methods if name != "auto")
+    if settings.helper_model is None and any(method.selector.probe is Probe.HELPER for method in named):
+        raise no_helper()
 
 
 @contextmanager

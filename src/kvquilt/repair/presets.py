@@ -20,6 +20,7 @@ from kvquilt.repair.budget import Budget
 from kvquilt.repair.correction import Correction
 from kvquilt.repair.everything import Everything
 from kvquilt.repair.first_tokens import FirstTokens
+from kvquilt.repair.helper_model import HelperModel
 from kvquilt.repair.kept_blocks import KeptBlocks
 from kvquilt.repair.kv_deviation import KVDeviation
 from kvquilt.repair.layer_band import LayerBand
@@ -187,6 +188,13 @@ METHODS = {
             KeptBlocks(),
             "blocks that the question attends to are recomputed, the others dropped from attention",
             Budget(share=0.15),
+        ),
+        Method(
+            "cacheclip",
+            Order.GIVEN,
+            HelperModel(),
+            "groups of 8 tokens that a second, small model attends to are recomputed; its work counts towards the 20%",
+            Budget(share=0.20),
         ),
     )
 }
