@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvquilt.model.language_model import RowCounter
 from kvquilt.model.rows import RowPlan
 from kvquilt.placement import place_runs
 from kvquilt.repair.plan import counts_by_layer, cut, row_plan
@@ -81,6 +82,18 @@ def test_a_layer_that_no_row_passes(family: str, empty: int) -> None:
     )  # fmt: skip
     assert close(out, torch.stack(list(truth.values())))
     assert same_slots(ours, after)
+
+
+def test_a_plan_that_ends_in_a_layer_nobody_passes_ends_there() -> None:
+    rows = computed_by([set(range(5, 12))] * LAYERS)
+    rows[1] = False
+    _, before = passed(tiny(), PLACEMENT, [plan_of(rows[:1].expand(LAYERS, -1), until=0)], 0)
+    plan, counter = plan_of(rows, until=1), RowCounter()
+    _, slots = passed(tiny(), PLACEMENT, [plan], 0, counter=counter)
+    assert counter.token_layers == int(rows[0].sum())
+    for (k, v), (old_k, old_v) in zip(slots, before, strict=True):
+        assert torch.equal(k.nan_to_num(), old_k.nan_to_num())
+        assert torch.equal(v.nan_to_num(), old_v.nan_to_num())
 
 
 def test_a_plan_that_writes_rows_which_left_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

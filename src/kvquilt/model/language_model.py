@@ -309,6 +309,8 @@ def _walking(hf: PreTrainedModel, plan: RowPlan) -> Iterator[None]:
         if plan.watcher is not None:
             plan.watcher.enters(index, plan, hidden)
         indices = plan.enter(index)
+        if indices is not None and not len(indices) and plan.until == index:
+            raise LayerReached  # nobody writes there who could end it
         if indices is None:
             return (), {**inner, "hidden_states": hidden}
         waiting.append(hidden)
