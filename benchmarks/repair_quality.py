@@ -58,7 +58,6 @@ def main() -> None:
     settings = Settings.resolve()[0]
     model = load_model(options.model, threads=options.threads, settings=settings)
     helper = load_model(options.helper, threads=options.threads, settings=settings) if options.helper else None
-    done = {(r["cell"], r["item"]) for r in _lines(options.lines)}
     with (
         tempfile.TemporaryDirectory() as folder,
         Engine(model, Store.open(folder, 4 << 30, 20 << 30), settings, system=_SYSTEM, helper=helper) as engine,
@@ -67,9 +66,11 @@ def main() -> None:
             cell, count = entry.split(":")
             documents, length = cell.split("-")
             for n, item in enumerate(items(options.split, int(count), int(documents), options.seed)):
-                if (cell, n) in done:
+                known = next((r["arms"] for r in _lines(options.lines) if (r["cell"], r["item"]) == (cell, n)), {})
+                arms = [arm for arm in options.arms if arm not in known]
+                if not arms:
                     continue
-                record = {"cell": cell, "item": n, **_measure(engine, item, length, options.arms)}
+                record = {"cell": cell, "item": n, **_measure(engine, item, length, arms, bool(known))}
                 with options.lines.open("a") as out:
                     out.write(json.dumps(record) + "\n")
                 print(f"{cell}: item {n + 1} of {count}", flush=True)
@@ -86,17 +87,28 @@ def main() -> None:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """One record per item: a later line adds the arms that an earlier one lacks."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        record = json.loads(line)
+        first = found.setdefault((record["cell"], record["item"]), record)
+        first["arms"] = record["arms"] | first["arms"]
+    return list(found.values())
 
 
-def _measure(engine: Engine, item: Any, length: str, arms: list[str]) -> dict[str, Any]:
-    """Every arm on one item; full prefill in the given order is the truth of them all."""
+def _measure(engine: Engine, item: Any, length: str, arms: list[str], again: bool) -> dict[str, Any]:
+    """Every arm on one item; full prefill in the given order is the truth of them all.
+
+    Args:
+        again: the arms join others of an earlier run, which has the controls.
+    """
     documents = [Document(getattr(p, length), id=p.name) for p in item.people]
     runs = engine.prompt(item.question, documents).runs(engine.model.tokenizer)
     ranking = ranked_documents(item.question, documents)
     true = truth(engine, place_runs(runs), None, _NEW)
-    out: dict[str, Any] = {"full": _score(engine, true, item.answer)}
-    for top in (n for n in _FEWER if n < len(documents)):
+    full = _score(engine, true, item.answer)
+    out: dict[str, Any] = {"full": full}
+    for top in () if again else (n for n in _FEWER if n < len(documents)):
         few = [d for n, d in enumerate(documents) if n in ranking[:top]]
         placement = place_runs(engine.prompt(item.question, few).runs(engine.model.tokenizer))
         out[f"full prefill of the best {top}"] = _score(engine, truth(engine, placement, None, _NEW), item.answer)
@@ -105,8 +117,6 @@ def _measure(engine: Engine, item: Any, length: str, arms: list[str]) -> dict[st
         engine.compile(documents, gate=False, method=arm)
         placement = place_runs(runs, method.order, ranking if method.needs_ranking else (), method.moved)
         try:
-            # the first reading finds caches and masks cold; the second is the one that is timed
-            compare(engine, placement, method, None, true)
             close = compare(engine, placement, method, None, true, own=_NEW)
         except InputError as error:
             out[arm] = {"refused": error.field}
@@ -118,6 +128,7 @@ def _measure(engine: Engine, item: Any, length: str, arms: list[str]) -> dict[st
             "top1": [int(v) for v in close.agree],
             "charged": round(spent.charged_share, 5) if spent else 0.0,
             "nominal": round(spent.nominal_share, 5) if spent else 0.0,
+            "ratio": round(full["first_token_s"] / _first_token(close.spoken.ledger), 4),
         }
     return {
         "answer": item.answer,
@@ -174,7 +185,10 @@ def _row(mine: list[dict[str, Any]], arm: str) -> dict[str, Any]:
     tp, fp, fn = (sum(a[k] for _, a in held) for k in ("tp", "fp", "fn"))
     row |= {
         "micro_f1": round(2 * tp / max(1, 2 * tp + fp + fn), 4),
-        "first_token_ratio": round(statistics.median(f["first_token_s"] / a["first_token_s"] for f, a in held), 2),
+        # against the full prefill of the same run, also where arms were added by a later one
+        "first_token_ratio": round(
+            statistics.median(a.get("ratio", f["first_token_s"] / a["first_token_s"]) for f, a in held), 2
+        ),
     }
     if "kl" in held[0][1]:
         # a mean per prompt first: its spread over prompts is what the standard error is of

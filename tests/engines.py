@@ -21,7 +21,7 @@ MEMORY = 1 << 28
 TOPICS = ("with", "break", "pass", "global", "del", "assert", "while", "if")
 QUESTION = "What does the statement do?"
 
-# every method as any prompt can pay for it: with three layers and short documents a probe can cost more than reuse saves
+# every method as any prompt can pay for it: with three layers a probe can cost more than reuse saves
 AFFORDABLE = {name: name if method.budget is None else f"{name}:1000000" for name, method in METHODS.items()}
 # methods whose chosen rows pass every layer and that run nothing else: rows can be counted at the first layer
 PLAIN = {name for name, method in METHODS.items() if method.selector.probe.is_blind and name != "droidspeak"}
@@ -37,6 +37,7 @@ def make_engine(
     """An engine on a tiny model; without `directory` its store lives in memory alone."""
     loaded = tiny(model) if isinstance(model, str) else model
     settings = options.pop("settings", SETTINGS)
+    options.setdefault("helper", tiny(seed=1))  # for the methods that ask a second model
     return Engine(loaded, Store.open(directory, memory, None), settings, **options)
 
 

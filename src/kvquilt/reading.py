@@ -21,13 +21,15 @@ from kvquilt.repair.scene import Scene
 from kvquilt.repair.selector import Choice
 from kvquilt.segment import CompiledSegment
 from kvquilt.store import Held, Layout, Store
+from kvquilt.tokens import encoder
 from kvquilt.writers.constant import Constant
 from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.notebook import Notebook
 from kvquilt.writers.recipe import Chosen, Recipe
-from kvquilt.writers.recipes import recipe
+from kvquilt.writers.recipes import Ingredients, recipe
 from kvquilt.writers.together import compile_together
 
+_REPEAT = "\nRepeat the text above, word for word:\n"
 OPENING = Isolated()  # compiles the prompt's opening: behind nothing, it is what full prefill computes
 
 
@@ -59,8 +61,10 @@ class Reader:
     def recipe(self, name: str) -> Recipe:
         """The recipe of that name, behind the engine's opening where it has a shared prefix; "" for `writer`."""
         if not name:
-            return Constant(self.writer)
-        return recipe(name, self.writer.prefix or self.preamble, self.model.capability.max_length)
+            return Constant("the engine's own", self.writer)
+        repeat = encoder(self.model.tokenizer).encode(_REPEAT)
+        shared = self.writer.prefix or self.preamble
+        return recipe(name, Ingredients(shared, self.model.capability.max_length, repeat))
 
     def notes(self, tenant: str | None) -> Notebook:
         """What recipes remember about this tenant's documents."""

@@ -22,7 +22,7 @@ from kvquilt.writers.neighbours import Neighbours
 from kvquilt.writers.notebook import Notebook
 from kvquilt.writers.recipe import Recipe
 from kvquilt.writers.recipes import RECIPES as NAMED
-from kvquilt.writers.recipes import recipe
+from kvquilt.writers.recipes import Ingredients, recipe
 from kvquilt.writers.residual import Residual
 from kvquilt.writers.together import compile_together
 from tests.models import tiny
@@ -32,7 +32,7 @@ SHARED = random_ids(9, 70)
 DOCUMENTS = [random_ids(20 + n, 80 + n, vocabulary=40) for n in range(6)]
 QUESTION = random_ids(12, 71)
 MADE: dict[str, Callable[[], Recipe]] = {
-    **{name: (lambda name=name: recipe(name, SHARED, 1024)) for name in NAMED},
+    **{name: (lambda name=name: recipe(name, Ingredients(SHARED, 1024, (9, 8, 7)))) for name in NAMED},
     "shared prefix with a digest": lambda: Constant(Isolated(SHARED, (Digest((5, 6)),))),
     "three neighbours, residual": lambda: Neighbours(SHARED, 1024, 3, (Residual(1),)),
     "in situ, pairs, residual": lambda: InSitu(SHARED, 1024, group=2, variants=2, extras=(Residual(2),)),

@@ -33,6 +33,8 @@ from kvquilt.repair.random_rows import Random
 from kvquilt.repair.retrieved_document import RetrievedDocument
 from kvquilt.repair.selector import Selector
 from kvquilt.repair.spread import Spread
+from kvquilt.repair.stored_attention import StoredAttention
+from kvquilt.writers.recipes import check_recipe
 
 POST: dict[str, Callable[[Any], PostProcessor]] = {  # each is made from one number
     "expand": Expand,
@@ -165,8 +167,27 @@ METHODS = {
             "fusionrag",
             Order.GIVEN,
             QuestionAttention(context_share=0.0, layers=(-1,)),
-            "rows that the question attends to in the last layer, having seen no document before, are recomputed",
+            "documents are encoded behind similar ones; rows that the question attends to in the last layer, having "
+            "seen no document before, are recomputed",
             Budget(share=0.15),
+            writer="neighbours",
+        ),
+        Method(
+            "cache-craft",
+            Order.GIVEN,
+            StoredAttention(),
+            "documents are encoded where they once stood; rows that looked at other documents there are recomputed, "
+            "as many as the new order asks for",
+            writer="in-situ",
+        ),
+        Method(
+            "qcfuse",
+            Order.GIVEN,
+            QuestionAttention(context_share=0.15, around=0.55, softmax_over="all"),
+            "the question reads a digest of each document up to the middle layers; rows that it attends to there are "
+            "recomputed. Which layers, the paper says for its own models only",
+            Budget(share=0.5),
+            writer="digest",
         ),
         Method(
             "infoflow",
@@ -227,6 +248,7 @@ def find_method(name: object) -> Method:
 def _with(method: Method, field: str, value: str) -> Method:
     """The method with one option set."""
     if field == "writer":
+        check_recipe(value)
         return dataclasses.replace(method, writer=value)
     if field == "order":
         if value not in tuple(Order):

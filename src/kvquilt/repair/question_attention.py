@@ -30,6 +30,7 @@ class QuestionAttention:
             of its tokens by the digest that its writer noted. Documents on which nothing is spent and inline text are
             seen always.
         layers: those that count, from the end where negative; empty for all.
+        around: a depth between 0 and 1; the three layers around it count in place of `layers`. 0 for none.
         softmax_over: keys over which weights sum to 1: ``documents``, ``documents+question`` or ``all`` that is seen.
         reduce_heads: ``mean`` or ``max``, first; a sum ranks as a mean does.
         reduce_rows: ``mean``, ``max`` or ``l2`` over the question's rows, next; layers are averaged.
@@ -37,6 +38,7 @@ class QuestionAttention:
 
     context_share: float = 1.0
     layers: tuple[int, ...] = ()
+    around: float = 0.0
     softmax_over: Literal["documents", "documents+question", "all"] = "documents"
     reduce_heads: Literal["mean", "max"] = "mean"
     reduce_rows: Literal["mean", "max", "l2"] = "mean"
@@ -46,6 +48,8 @@ class QuestionAttention:
     def __post_init__(self) -> None:
         if not 0 <= self.context_share <= 1:
             raise InputError("context_share", "must be between 0 and 1", self.context_share)
+        if not 0 <= self.around <= 1 or (self.around and self.layers):
+            raise InputError("around", "must be between 0 and 1, and stands in place of layers", self.around)
         if self.softmax_over not in _SCOPES:
             raise InputError("softmax_over", f"must be one of {', '.join(_SCOPES)}", self.softmax_over)
         if self.reduce_heads not in ("mean", "max"):
@@ -68,6 +72,9 @@ class QuestionAttention:
         Raises:
             InputError: it has no such layer.
         """
+        if self.around:
+            middle = min(max(1, round(self.around * layers)), max(1, layers - 2))
+            return frozenset(n for n in (middle - 1, middle, middle + 1) if n < layers)
         given = self.layers or range(layers)
         if any(not -layers <= n < layers for n in given):
             raise InputError("layers", f"the model's are 0 to {layers - 1}, or -{layers} to -1", self.layers)

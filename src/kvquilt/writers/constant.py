@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvquilt.placement import Placement
 from kvquilt.segment import CompiledSegment
@@ -14,13 +14,10 @@ from kvquilt.writers.recipe import Chosen
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """``isolated``, or ``shared-prefix`` where the writer has a prefix."""
+    """A name and its writer."""
 
-    writer: Isolated = field(default_factory=Isolated)
-
-    @property
-    def name(self) -> str:
-        return "shared-prefix" if self.writer.prefix else "isolated"
+    name: str
+    writer: Isolated
 
     @property
     def side(self) -> frozenset[str]:
