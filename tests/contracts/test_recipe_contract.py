@@ -33,7 +33,7 @@ DOCUMENTS = [random_ids(20 + n, 80 + n, vocabulary=40) for n in range(6)]
 QUESTION = random_ids(12, 71)
 MADE: dict[str, Callable[[], Recipe]] = {
     **{name: (lambda name=name: recipe(name, Ingredients(SHARED, 1024, (9, 8, 7)))) for name in NAMED},
-    "shared prefix with a digest": lambda: Constant(Isolated(SHARED, (Digest((5, 6)),))),
+    "shared prefix with a digest": lambda: Constant("digest", Isolated(SHARED, (Digest((5, 6)),))),
     "three neighbours, residual": lambda: Neighbours(SHARED, 1024, 3, (Residual(1),)),
     "in situ, pairs, residual": lambda: InSitu(SHARED, 1024, group=2, variants=2, extras=(Residual(2),)),
     "in situ, little room": lambda: InSitu(SHARED, 55),
