@@ -94,7 +94,7 @@ def test_the_field_is_named_and_nothing_is_lost(engine: Engine, name: str) -> No
     ("options", "hint"),
     [
         ({"method": "retreived-document"}, "did you mean 'retrieved-document'"),
-        ({"method": "epic"}, "valid: auto, full, none, retrieved-document"),
+        ({"method": "xylophone"}, r"valid: .*auto, .*full, .*none, .*retrieved-document"),
         ({"policy": "alway"}, "did you mean 'always'"),
     ],
 )

@@ -24,7 +24,7 @@ from kvquilt.store import Store
 from kvquilt.writers.isolated import Isolated
 from tests.engines import AFFORDABLE, make_engine
 from tests.models import FAMILIES, build, model_from, tiny
-from tests.oracle import random_ids, stock
+from tests.oracle import random_document, random_ids, stock
 from tests.tokenizers import chatml_tokenizer
 
 _LONGROPE = {
@@ -139,7 +139,7 @@ edits = st.lists(
 
 def run_of(part: tuple[bool, int, int]) -> Run:
     is_document, length, seed = part
-    return Run(random_ids(length, seed), Document(f"{length}", id=f"{length}-{seed}") if is_document else None)
+    return Run(*random_document(length, seed, f"{length}-{seed}")) if is_document else Run(random_ids(length, seed))
 
 
 def edited(runs: list[Run], edit: tuple[str, int, int, tuple[bool, int, int]]) -> list[Run]:
@@ -193,7 +193,7 @@ def test_provenance_covers_every_token_once_after_any_edit(
     start: list[tuple[bool, int, int]], script: list[Any]
 ) -> None:
     model = tiny()
-    reader = Reader(model, Store.open(None, 1 << 28), Isolated(), ())
+    reader = Reader(model, Store.open(None, 1 << 28), Isolated(), (), helper=tiny(seed=1))
     runs = [run_of(part) for part in start]
     for step in script:
         runs = edited(runs, step)
