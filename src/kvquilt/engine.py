@@ -27,9 +27,11 @@ from kvquilt.placement import Placement, place_runs
 from kvquilt.policy import needs_verdict, resolve, written_method
 from kvquilt.prompt import Document, Prompt, check_documents, continuation
 from kvquilt.reading import Reader
-from kvquilt.repair.presets import AUTO_ORDER, Method, find_method
+from kvquilt.repair.presets import AUTO_ORDER, METHODS, Method, find_method
 from kvquilt.retrieval import ranked_documents
 from kvquilt.store import Store
+from kvquilt.tuning import TuneReport, stored_tuning, tune
+from kvquilt.tuning_samples import Question
 from kvquilt.writers.isolated import Isolated
 
 log = logging.getLogger(__name__)
@@ -73,6 +75,7 @@ class Engine:
         self.reader = Reader(model, store, self.writer, preamble, helper)
         self._live: deque[Live] = deque()
         self._lock = threading.Lock()
+        self._tuned: dict[str, TuneReport | None] = {}
         self._reports: dict[str, DoctorReport | None] = {}
 
     @classmethod
@@ -161,7 +164,8 @@ class Engine:
             gate: measure for about ``settings.gate_seconds``; without it `auto` may have no verdict and prefill fully.
                 Where nothing was compiled and a verdict is stored, that one is returned.
             progress: called with documents done and documents in all.
-            method: compile as this method wants its documents encoded; by default as most do.
+            method: compile as this method wants its documents encoded; by default as the tuned one does, if there is
+                one, else as most do.
 
         Raises:
             InputError: an empty document, one id with two texts, no documents.
@@ -169,6 +173,9 @@ class Engine:
         """
         namespace(tenant)  # refuses one that cannot be a name, before anything is computed
         documents = check_documents(documents)
+        tuned = self.tuned(tenant)
+        if not method and tuned is not None and tuned.accepted:
+            method = tuned.chosen or ""
         recipe = find_method(method).writer if method else ""
         report = compile_documents(self.reader, documents, tenant, progress, recipe)
         if not gate:
@@ -253,7 +260,13 @@ class Engine:
             held = [r.document for r in runs if r.document is not None]
             ranking = ranked_documents(_user_text(prompt), held) if preset.needs_ranking else ()
             placement = place_runs(runs, preset.order, ranking, preset.moved)
-            self.reader.check(placement, preset)
+            try:
+                self.reader.check(placement, preset)
+            except InputError as error:
+                if asked != "auto":
+                    raise
+                ledger.fall_back("unaffordable", str(error))
+                preset, placement = METHODS["full"], place_runs(runs)
         return self.run(placement, preset, tenant, chosen, ledger)
 
     def run(
@@ -330,6 +343,34 @@ class Engine:
         """The report as far as it was measured with this engine's helper model."""
         return report.asking("" if self.reader.helper is None else self.reader.helper.fingerprint.digest)
 
+    def tune(
+        self,
+        documents: Sequence[Document],
+        questions: Sequence[Question] = (),
+        *,
+        target: float = 0.98,
+        methods: Sequence[str] | None = None,
+        prompts: int = 24,
+        seconds: float = 1800.0,
+        tenant: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> TuneReport:
+        """Find the cheapest method that keeps the answers on `documents`, for ``auto``; see `kvquilt.tuning.tune`."""
+        space = namespace(tenant)  # refuses one that cannot be a name, before anything is computed
+        report = tune(
+            self, check_documents(documents), questions, target=target, methods=methods, prompts=prompts,
+            seconds=seconds, tenant=tenant, progress=progress,
+        )  # fmt: skip
+        self._tuned[space] = report
+        return report
+
+    def tuned(self, tenant: str | None = None) -> TuneReport | None:
+        """The stored report of the last `tune` for this model, writer and tenant, if there is one."""
+        space = namespace(tenant)
+        if self._tuned.get(space) is None:
+            self._tuned[space] = stored_tuning(self, tenant)
+        return self._tuned[space]
+
     def keep(self, live: Live) -> None:
         """Hold the cache of a finished answer for follow-ups; release the oldest beyond the limit."""
         with self._lock:
@@ -347,7 +388,10 @@ class Engine:
     def _allowed(self, asked: str, tenant: str | None, ledger: Ledger) -> Method:
         """What the gate's verdict makes of the method asked for; a refusal is entered into the ledger."""
         limits = self.settings.gate_max_kl, self.settings.gate_min_top1
-        report = self.verdict(tenant)
+        report, tuned = self.verdict(tenant), self.tuned(tenant) if asked == "auto" else None
+        if tuned is not None and tuned.accepted and (report is None or report.healthy):
+            ledger.gate = f"{tuned.chosen} was tuned for {tuned.target:g}: {tuned.summary}"
+            return find_method(tuned.chosen)
         preset, fallback = resolve(asked, report, *limits)
         if fallback is not None:
             ledger.fall_back(fallback.reason, fallback.detail)

@@ -32,6 +32,7 @@ class FallbackReason(StrEnum):
     UNHEALTHY_MODEL = "unhealthy_model"  # an endpoint check failed
     GATE_REFUSED = "gate_refused"
     LOAD_FAILED = "load_failed"  # stored, but unusable; compiled anew
+    UNAFFORDABLE = "unaffordable"  # what `auto` would run cannot choose its rows within its budget on this prompt
     NOTHING_REUSED = "nothing_reused"
     NOT_PREPARED = "not_prepared"  # a document was encoded otherwise than its recipe would have at compile time
     VERDICT_NOT_STORED = "verdict_not_stored"

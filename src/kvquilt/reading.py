@@ -253,7 +253,10 @@ class _Request:
     def read(self, ledger: Ledger, room: int) -> torch.Tensor:
         """See `Reader.read`; the cache is `scene.cache` afterwards."""
         model, method, allowed = self.reader.model, self.method, self.allowed(self.scene)
-        choice, chosen = self._choose(allowed) if method.selector.probe.is_blind else (None, None)
+        choice = chosen = None
+        if method.selector.probe.is_blind:
+            with ledger.stage("choose"):
+                choice, chosen = self._choose(allowed)
         covered = set() if choice is None or chosen is None else self._covered(choice, chosen)
         self._fetch(covered, ledger, self.placement.tokens + room)
         if choice is None or chosen is None:

@@ -1,0 +1,297 @@
+"""Tuning: the cheapest method that keeps the answers, measured on a user's own documents.
+
+Candidates are recipes x methods x budgets. They are compared on one half of the prompts, and the choice is then
+measured on the other half, whose target documents and questions it has never seen; only that second figure is reported
+as what to expect.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvquilt.errors import InputError
+from kvquilt.fidelity import Spoken, compare, truth
+from kvquilt.identity import namespace
+from kvquilt.ledger import Ledger
+from kvquilt.placement import place_runs
+from kvquilt.prompt import Document
+from kvquilt.repair.presets import Method, find_method
+from kvquilt.store import Failure
+from kvquilt.tuning_samples import LEAST_PROMPTS, Question, Sample, halved_samples
+
+if TYPE_CHECKING:
+    from kvquilt.engine import Engine
+
+log = logging.getLogger(__name__)
+_ANSWER_TOKENS = 16
+_STAGES = ("lookup", "place", "probe", "read")
+BUDGETS = ("2%", "5%", "10%", "15%", "30%")
+RECIPES = ("", "isolated")
+_UNBUDGETED = ("none", "retrieved-document", "epic:k=16", "ape")
+_BUDGETED = ("epic:k=4096", "cacheblend", "prophetkv", "infoflow", "infoflow-reorder", "agentkvshift", "spread")
+
+
+def candidates() -> tuple[str, ...]:
+    """What is tried by default: every recipe with every method, at every budget where it takes one."""
+    written = [*_UNBUDGETED, *(_joined(name, budget) for name in _BUDGETED for budget in BUDGETS)]
+    return tuple(_joined(name, f"writer={recipe}" if recipe else "") for name in written for recipe in RECIPES)
+
+
+def _joined(name: str, option: str) -> str:
+    if not option:
+        return name
+    return f"{name}{',' if ':' in name else ':'}{option}"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One candidate over some prompts.
+
+    Attributes:
+        quality: what is held against the target: `score` where answers are known, else `fidelity`.
+        fidelity: ``exp(-mean KL)`` per answer token, 1 where the distributions are full prefill's.
+        score: token F1 against the known answers over full prefill's own F1; None where none are known.
+        error: standard error of `quality` over prompts.
+        charged: mean share of what reuse saves, in token-layers.
+        first_token: median of full prefill's time to the first token over the candidate's.
+    """
+
+    method: str
+    quality: float
+    fidelity: float
+    score: float | None
+    error: float
+    mean_kl: float
+    top1: float
+    charged: float
+    first_token: float
+    prompts: int
+
+    @property
+    def summary(self) -> str:
+        """The figures in one line."""
+        score = "" if self.score is None else f"score {self.score:.3f} of full prefill's, "
+        return f"{score}fidelity {self.fidelity:.3f}, top-1 {self.top1:.2f} on {self.prompts} prompts"
+
+
+@dataclass(frozen=True, slots=True)
+class TuneReport:
+    """What `tune` measured; stored under the fingerprint and obeyed by ``auto``.
+
+    Attributes:
+        trials: on the prompts that the choice was made on.
+        chosen: the cheapest of them that reaches the target; None where none does.
+        held_out: the choice on the other prompts. Only where it, too, reaches the target (within its standard error)
+            is the choice `accepted`.
+        judged_by: ``score`` or ``fidelity``.
+    """
+
+    model: str
+    fingerprint: str
+    writer: str
+    target: float
+    judged_by: str
+    trials: tuple[Trial, ...]
+    chosen: str | None
+    held_out: Trial | None
+    seconds: float
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> str:
+        """What was measured of the choice, in one line."""
+        return "nothing reached the target" if self.held_out is None else self.held_out.summary
+
+    @property
+    def accepted(self) -> bool:
+        """Whether ``auto`` may use the choice."""
+        return self.held_out is not None and self.held_out.quality >= self.target - self.held_out.error
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain types, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> TuneReport:
+        """The report of `as_dict`. Raises TypeError or KeyError for one of another version."""
+        held = data["held_out"]
+        made = {
+            "trials": tuple(Trial(**t) for t in data["trials"]),
+            "held_out": None if held is None else Trial(**held),
+        }
+        return cls(**{**data, **made})
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One candidate's measurements, a number per prompt."""
+
+    kl: list[list[float]] = field(default_factory=list)
+    agree: list[float] = field(default_factory=list)
+    f1: list[float] = field(default_factory=list)
+    full_f1: list[float] = field(default_factory=list)
+    charged: list[float] = field(default_factory=list)
+    ratio: list[float] = field(default_factory=list)
+
+    def trial(self, method: str) -> Trial:
+        """All prompts together."""
+        tokens = [v for each in self.kl for v in each]
+        mean_kl = statistics.fmean(tokens)
+        # of every prompt's own figure: tokens of one answer are not independent
+        each = [math.exp(-statistics.fmean(v)) for v in self.kl]
+        fidelity, score = math.exp(-mean_kl), None
+        if self.f1:
+            full = statistics.fmean(self.full_f1)
+            if not full:
+                raise InputError("questions", "full prefill answers none of them as given, so there is nothing to keep")
+            score = statistics.fmean(self.f1) / full
+            each = [a / full for a in self.f1]
+        error = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else math.inf
+        return Trial(
+            method=method, quality=fidelity if score is None else score, fidelity=fidelity, score=score, error=error,
+            mean_kl=mean_kl, top1=statistics.fmean(self.agree), charged=statistics.fmean(self.charged),
+            first_token=statistics.median(self.ratio), prompts=len(self.kl),
+        )  # fmt: skip
+
+
+def tune(
+    engine: Engine,
+    documents: Sequence[Document],
+    questions: Sequence[Question] = (),
+    *,
+    target: float = 0.98,
+    methods: Sequence[str] | None = None,
+    prompts: int = 24,
+    seconds: float = 1800.0,
+    tenant: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> TuneReport:
+    """Measure candidates on half of the prompts, choose, measure the choice on the other half, store the report.
+
+    Args:
+        questions: the user's own; without any, the model writes them from the documents. Documents for each are the
+            retriever's best. Where all have answers, task score decides, else fidelity.
+        target: what quality must reach, as a share of full prefill's.
+        methods: candidates as the command line writes them; by default `candidates()`.
+        prompts: at most, both halves together; `seconds` may end the first half earlier, not before `LEAST_PROMPTS`.
+
+    Raises:
+        InputError: too few documents or questions for two halves, a target outside 0 to 1, an unknown method.
+    """
+    if not 0 < target <= 1:
+        raise InputError("target", "must lie above 0 and be at most 1", target)
+    if prompts < 2 * LEAST_PROMPTS:
+        raise InputError("prompts", f"must be at least {2 * LEAST_PROMPTS}: half of them choose, half report", prompts)
+    names = list(dict.fromkeys(candidates() if methods is None else methods))
+    trying = {name: find_method(name) for name in names}
+    if "full" in trying:
+        raise InputError("methods", "full prefill is the truth that the others are measured against", "full")
+    began = time.perf_counter()
+    halves = halved_samples(engine, documents, questions, prompts, tenant)
+    known = bool(questions) and all(q.answers for q in questions)
+    total = sum(map(len, halves))
+    seen, refused = {name: _Seen() for name in trying}, dict[str, str]()
+    for done, sample in enumerate(halves[0]):
+        if done >= LEAST_PROMPTS and time.perf_counter() - began > seconds:
+            break
+        _measure(engine, sample, {n: m for n, m in trying.items() if n not in refused}, seen, refused, tenant)
+        if progress is not None:
+            progress(done + 1, total)
+    trials = sorted((s.trial(n) for n, s in seen.items() if n not in refused), key=lambda t: (t.charged, -t.quality))
+    chosen = next((t.method for t in trials if t.quality >= target), None)
+    held_out = None
+    if chosen is not None:
+        again = {chosen: _Seen()}
+        for done, sample in enumerate(halves[1]):
+            _measure(engine, sample, {chosen: trying[chosen]}, again, refused, tenant)
+            if progress is not None:
+                progress(len(halves[0]) + done + 1, total)
+        held_out = again[chosen].trial(chosen)
+    report = TuneReport(
+        model=engine.model.name, fingerprint=engine.model.fingerprint.digest, writer=engine.writer.digest,
+        target=target, judged_by="score" if known else "fidelity", trials=tuple(trials), chosen=chosen,
+        held_out=held_out, seconds=time.perf_counter() - began, refused=refused,
+    )  # fmt: skip
+    outcome = engine.store.write_note(namespace(tenant), note_name(engine), report.as_dict())
+    if isinstance(outcome, Failure):
+        log.warning("the tuned method could not be stored (%s) and holds for this process only", outcome.reason)
+    return report
+
+
+def stored_tuning(engine: Engine, tenant: str | None) -> TuneReport | None:
+    """The stored report for this model, writer and tenant; one of another version counts as none."""
+    note = engine.store.read_note(namespace(tenant), note_name(engine))
+    if note is None:
+        return None
+    try:
+        report = TuneReport.from_dict(note)
+        if report.chosen is not None:
+            find_method(report.chosen)
+    except (TypeError, KeyError, AttributeError, InputError):
+        log.warning("the stored tuning is of another version and counts as none; run tune")
+        return None
+    return report
+
+
+def note_name(engine: Engine) -> str:
+    """Name of the stored report: another model, table, dtype or writer is another choice."""
+    return f"tuned1-{engine.model.fingerprint.digest[:40]}-{engine.writer.digest[:24]}"
+
+
+def _measure(
+    engine: Engine,
+    sample: Sample,
+    trying: dict[str, Method],
+    seen: dict[str, _Seen],
+    refused: dict[str, str],
+    tenant: str | None,
+) -> None:
+    """Every candidate on one prompt; one that cannot run there is noted in `refused` and tried no more."""
+    runs = engine.prompt(sample.question, sample.documents).runs(engine.model.tokenizer)
+    true = truth(engine, place_runs(runs), tenant, _ANSWER_TOKENS)
+    for recipe in dict.fromkeys(m.writer for m in trying.values()):
+        name = next(n for n, m in trying.items() if m.writer == recipe)
+        engine.compile(sample.documents, tenant, gate=False, method=name)
+    for name, method in trying.items():
+        ranking = sample.ranking if method.needs_ranking else ()
+        placement = place_runs(runs, method.order, ranking, method.moved)
+        try:
+            close = compare(engine, placement, method, tenant, true, own=_ANSWER_TOKENS if sample.answers else 0)
+        except InputError as error:
+            refused[name] = str(error)
+            continue
+        found, ledger = seen[name], close.spoken.ledger
+        found.kl.append(close.kl.tolist())
+        found.agree.append(float(close.agree.mean()))
+        found.charged.append(ledger.spending.charged_share if ledger.spending else 0.0)
+        found.ratio.append(_first_token(true.ledger) / max(1e-9, _first_token(ledger)))
+        if sample.answers:
+            found.f1.append(_f1(engine, close.spoken, sample.answers))
+            found.full_f1.append(_f1(engine, true, sample.answers))
+
+
+def _first_token(ledger: Ledger) -> float:
+    return sum(ledger.seconds.get(stage, 0.0) for stage in _STAGES)
+
+
+def _f1(engine: Engine, spoken: Spoken, answers: Iterable[str]) -> float:
+    """Best token F1 over the known answers: words, case-folded, without punctuation."""
+    ids = [i for i in spoken.ids if i not in engine.model.stop_ids]
+    said = _bag(engine.model.tokenizer.decode(ids, skip_special_tokens=True))
+    best = 0.0
+    for answer in answers:
+        wanted = _bag(answer)
+        shared = sum((said & wanted).values())
+        best = max(best, 2 * shared / max(1, sum(said.values()) + sum(wanted.values())))
+    return best
+
+
+def _bag(text: str) -> Counter[str]:
+    return Counter("".join(c if c.isalnum() else " " for c in text.casefold()).split())

@@ -1,0 +1,50 @@
+"""The picture of a tuning run: quality against charged budget, one line per method."""
+
+from __future__ import annotations
+
+from io import BytesIO
+
+from kvquilt.errors import InputError
+from kvquilt.tuning import Trial, TuneReport
+
+
+def plot(report: TuneReport) -> bytes:
+    """PNG of the report.
+
+    Raises:
+        InputError: matplotlib, the extra ``plot``, is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("out", "a picture needs matplotlib: pip install 'kvquilt[plot]'") from None
+    figure = Figure(figsize=(9, 5.5), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)  # no window system is asked for
+    axes = figure.add_subplot()
+    lines: dict[str, list[Trial]] = {}
+    for trial in report.trials:
+        lines.setdefault(_line(trial.method), []).append(trial)
+    for name, trials in lines.items():
+        points = sorted((100 * t.charged, t.quality) for t in trials)
+        style = "--" if "isolated" in name else "-"
+        axes.plot(*zip(*points, strict=True), style, marker="o", markersize=4, label=name)
+    axes.axhline(report.target, color="black", linewidth=1, linestyle=":", label=f"target {report.target:g}")
+    if report.held_out is not None:
+        held = report.held_out
+        axes.plot(100 * held.charged, held.quality, "*", color="black", markersize=14, label=f"{held.method}, held out")
+    axes.set_xlabel("charged budget, % of the token-layers that reuse saves")
+    axes.set_ylabel(f"{report.judged_by} (full prefill = 1)")
+    axes.set_title(f"{report.model}: quality against budget")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, ncols=2, loc="lower right")
+    out = BytesIO()
+    figure.savefig(out, format="png")
+    return out.getvalue()
+
+
+def _line(method: str) -> str:
+    """The method without its budget: what one line of the picture is of."""
+    name, _, options = method.partition(":")
+    kept = ",".join(o for o in options.split(",") if "=" in o)
+    return f"{name}:{kept}" if kept else name

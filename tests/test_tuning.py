@@ -1,0 +1,166 @@
+"""Tuning: chooses on one half, reports on the other, stores what holds there, and `auto` obeys it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvquilt import Document, Engine
+from kvquilt.errors import InputError
+from kvquilt.identity import namespace
+from kvquilt.retrieval import top_k
+from kvquilt.tuning import Trial, TuneReport, candidates, note_name
+from kvquilt.tuning_plot import plot
+from kvquilt.tuning_samples import Question, halved_samples, read_questions
+from tests.engines import QUESTION, documents, make_engine
+
+METHODS = ("none", "epic:k=4", "spread:30%", "random:100%")
+
+
+@pytest.fixture(scope="module")
+def tuned() -> tuple[Engine, TuneReport]:
+    engine = make_engine()
+    return engine, engine.tune(documents(6), target=0.999, methods=METHODS, prompts=8)
+
+
+def test_the_cheapest_that_reaches_the_target_is_chosen(tuned: tuple[Engine, TuneReport]) -> None:
+    _, report = tuned
+    trials = {t.method: t for t in report.trials}
+    assert set(trials) == set(METHODS)
+    assert [t.charged for t in report.trials] == sorted(t.charged for t in report.trials)
+    assert trials["random:100%"].fidelity == pytest.approx(1.0, abs=1e-4), "all rows are full prefill"
+    assert trials["none"].quality < 0.999, "reuse changes a random model's answers, or nothing was tested"
+    assert report.chosen is not None
+    chosen = trials[report.chosen]
+    assert chosen.quality >= report.target
+    assert not [t for t in report.trials if t.quality >= report.target and t.charged < chosen.charged]
+
+
+def test_the_choice_is_reported_on_prompts_it_was_not_made_on(tuned: tuple[Engine, TuneReport]) -> None:
+    engine, report = tuned
+    assert report.held_out is not None
+    assert report.held_out.method == report.chosen
+    choose, hold = halved_samples(engine, documents(6), (), 8, None)
+    assert choose
+    assert hold
+    targets = [{s.documents[s.ranking[0]].id for s in half} for half in (choose, hold)]
+    assert not targets[0] & targets[1]
+    assert not {s.question for s in choose} & {s.question for s in hold}
+
+
+def test_auto_uses_what_was_tuned_and_says_so(tuned: tuple[Engine, TuneReport]) -> None:
+    engine, report = tuned
+    ledger = engine.ask(QUESTION, documents(3), method="auto").ledger
+    assert report.accepted
+    assert ledger.method == report.chosen
+    assert "tuned for 0.999" in ledger.gate
+    other = engine.ask(QUESTION, documents(3), method="auto", tenant="other").ledger
+    assert other.method == "full", "one tenant's choice is not another's"
+
+
+def test_the_report_is_stored_and_survives_json(tmp_path: Path) -> None:
+    with make_engine(directory=tmp_path) as engine:
+        report = engine.tune(documents(6), target=0.9, methods=("none", "random:100%"), prompts=6)
+        name = note_name(engine)
+    with make_engine(directory=tmp_path) as again:
+        assert again.tuned() == report == TuneReport.from_dict(json.loads(json.dumps(report.as_dict())))
+        assert again.tuned("other") is None
+        again.store.write_note(namespace(None), name, {"model": "of another version"})
+    with make_engine(directory=tmp_path) as foreign:
+        assert foreign.tuned() is None
+
+
+def test_what_does_not_hold_on_the_other_half_is_not_used() -> None:
+    trial = Trial("none", 0.99, 0.99, None, 0.001, 0.01, 1.0, 0.0, 5.0, 4)
+    worse = Trial("none", 0.90, 0.90, None, 0.01, 0.1, 1.0, 0.0, 5.0, 4)
+    report = TuneReport("m", "f", "w", 0.98, "fidelity", (trial,), "none", worse, 1.0)
+    assert not report.accepted
+    with make_engine() as engine:
+        engine._tuned[namespace(None)] = report
+        assert engine.ask(QUESTION, documents(2), method="auto").ledger.method == "full"
+
+
+def test_a_budget_that_a_short_prompt_cannot_pay_ends_in_full_prefill_under_auto() -> None:
+    with make_engine() as engine:
+        held = Trial("cacheblend:1%", 1.0, 1.0, None, 0.0, 0.0, 1.0, 0.1, 2.0, 4)
+        engine._tuned[namespace(None)] = TuneReport("m", "f", "w", 0.9, "fidelity", (held,), held.method, held, 1.0)
+        ledger = engine.ask(QUESTION, documents(2), method="auto").ledger
+        assert ledger.method == "full"
+        assert [f.reason for f in ledger.fallbacks] == ["unaffordable"]
+        with pytest.raises(InputError, match="least possible"):
+            engine.ask(QUESTION, documents(2), method="cacheblend:1%")
+
+
+def test_known_answers_are_judged_by_score() -> None:
+    docs = [
+        Document(f"The colour of thing {n} is {colour}.", id=colour)
+        for n, colour in enumerate(("red", "green", "blue", "black", "white", "grey", "pink", "brown"))
+    ]
+    texts = [f"What is the colour of thing {n}?" for n in range(8)]
+    with make_engine() as engine:
+        with pytest.raises(InputError, match="answers none of them"):
+            engine.tune(docs, [Question(t, ("nothing of the kind",)) for t in texts], methods=("none",), prompts=8)
+        unknown = engine.tune(docs, [Question(t) for t in texts], methods=("none",), prompts=8)
+        assert unknown.judged_by == "fidelity"
+        right = [_said(engine, t, docs) for t in texts]
+        asked = [Question(t, (a or "?",)) for t, a in zip(texts, right, strict=True)]
+        report = engine.tune(docs, asked, target=0.5, methods=("none", "random:1000000"), prompts=8)
+        assert report.judged_by == "score"
+        assert all(t.score is not None and t.quality == t.score for t in report.trials)
+        exact = next(t for t in report.trials if t.method == "random:1000000")
+        assert exact.score == pytest.approx(1.0), "all rows are full prefill, so the score is, too"
+
+
+def _said(engine: Engine, question: str, docs: list[Document]) -> str:
+    """What full prefill answers over the retrieved documents, in the documents' own order."""
+    found = {d.id for d in top_k(question, docs, engine.settings.top_k)}
+    return engine.ask(question, [d for d in docs if d.id in found], method="full", max_new_tokens=16).text
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [({"target": 0.0}, "target"), ({"target": 1.5}, "target"), ({"prompts": 5}, "prompts"),
+     ({"methods": ("full",)}, "full prefill is the truth"), ({"methods": ("non",)}, "did you mean"),
+     ({"questions": [Question("What is this?")]}, "at least 3 are needed")],
+)  # fmt: skip
+def test_bad_input_is_named(changes: dict[str, object], match: str) -> None:
+    with make_engine() as engine, pytest.raises(InputError, match=match):
+        engine.tune(documents(4), **{"methods": ("none",), **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", '{"question": ""}', '{"question": "a", "answers": [1]}', '{"question": "a", "answers": {}}', "1"],
+)
+def test_a_question_of_another_form_is_named_by_its_line(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "q.jsonl"
+    file.write_text(f'{{"question": "fine"}}\n\n{line}\n')
+    with pytest.raises(InputError, match="line 3"):
+        read_questions(file)
+
+
+def test_questions_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "q.jsonl"
+    lines = ['{"question": "a?", "answers": "x"}', '{"question": "b?", "answers": ["y", "z"]}', '{"question": "c?"}']
+    file.write_text("\n".join(lines))
+    assert read_questions(file) == [Question("a?", ("x",)), Question("b?", ("y", "z")), Question("c?")]
+    with pytest.raises(InputError, match="no question"):
+        read_questions(_empty(tmp_path))
+    with pytest.raises(InputError, match="cannot be read"):
+        read_questions(tmp_path / "missing")
+
+
+def _empty(folder: Path) -> Path:
+    (folder / "empty").write_text("\n")
+    return folder / "empty"
+
+
+def test_every_default_candidate_is_a_method_and_the_picture_is_a_png(tuned: tuple[Engine, TuneReport]) -> None:
+    from kvquilt.repair.presets import find_method
+
+    names = candidates()
+    assert len(names) == len({find_method(n).name for n in names}) > 40
+    assert {find_method(n).writer for n in names} == {"", "isolated"}
+    assert plot(tuned[1]).startswith(b"\x89PNG")
