@@ -14,17 +14,26 @@ from typer.testing import CliRunner
 
 from kvquilt import Document, Prompt
 from kvquilt import answer as answers
+from kvquilt.accounting import full_flops
 from kvquilt.cli.app import app
 from kvquilt.config import Settings
 from kvquilt.decode import Sampling
 from kvquilt.errors import ConfigError, ContextLengthError, InputError, UnsupportedModelError
+from kvquilt.ledger import Provenance
 from kvquilt.model.attention import attend
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.rows import RowPlan, active
 from kvquilt.model.single_row import SingleRowProducts
+from kvquilt.placement import place_runs
+from kvquilt.repair.plan import cut
+from kvquilt.repair.presets import METHODS
+from kvquilt.repair.scene import Scene
+from kvquilt.repair.selector import Choice
 from kvquilt.store import Store
 from tests.engines import QUESTION, at_rest, documents, make_engine
-from tests.models import model_from
+from tests.models import model_from, tiny
+from tests.oracle import runs_of
+from tests.repair.methods import ordered, read, reader_of, within
 from tests.tokenizers import chatml_tokenizer
 
 
@@ -187,3 +196,43 @@ def test_a_layer_s_forward_that_somebody_else_replaced_is_called_and_stays() -> 
     with torch.inference_mode(), SingleRowProducts(layer).installed():
         assert torch.equal(layer(torch.ones(1, 1, 8)), torch.full((1, 1, 8), 7.0))
     assert layer.__dict__["forward"] is hooked
+
+
+def test_a_document_that_turns_exact_by_reordering_takes_its_share_of_the_budget_along() -> None:
+    """Documents ordered by what was chosen: the one that then stands first is exact, and none to spend on."""
+    runs = runs_of("iABCi", (7, 31, 24, 37, 5))
+    reader, method = reader_of(preamble=runs[0].ids), within(METHODS["infoflow-reorder"], 0.3)
+    _, ledger = read(reader, ordered(runs, method), method)
+    spent = ledger.spending
+    assert spent is not None
+    assert spent.tokens < 31 + 24 + 37
+    assert spent.allowed == int(0.3 * spent.tokens * 3)
+    assert spent.charged_share <= 0.3
+    alone = ordered([runs[0], runs[1], runs[4]], method)
+    _, ledger = read(reader, alone, within(METHODS["infoflow-reorder"], 0.0))
+    assert ledger.spending is not None
+    assert (ledger.spending.tokens, ledger.spending.charged) == (0, 0), "one document cannot change places"
+
+
+def test_rows_that_start_before_a_band_are_charged_for_the_layers_before_it() -> None:
+    placement = place_runs(runs_of("iABi", (3, 17, 15, 4)))
+    scene = Scene(tiny(), placement, [1, 2], [placement.span(0), placement.span(3)])
+    resumed = scene.slots[:4]
+    choice = Choice(scene.slots, first=2, entering=(resumed, torch.zeros(4, 64)))
+    assert len(cut(choice, (), scene, 4)) == 4, "one layer each"
+    assert len(cut(choice, (), scene, 4 + 3 * 5 + 2)) == 4 + 5, "the others start at layer 0"
+    assert len(cut(Choice(scene.slots, first=1, last=2), (), scene, 10)) == 5
+
+
+def test_dropped_tokens_are_in_the_account_of_every_later_turn() -> None:
+    with make_engine() as engine:
+        docs = documents(3)
+        answer = engine.ask(QUESTION, docs, method="samkv:60%", max_new_tokens=2)
+        absent = answer.ledger.tokens[Provenance.ABSENT]
+        assert absent > 0
+        for _ in range(2):
+            before = answer.prompt_tokens
+            answer = answer.follow_up("And?", max_new_tokens=2)
+            assert answer.ledger.tokens[Provenance.ABSENT] == absent
+            assert answer.prompt_tokens == sum(answer.ledger.tokens.values()) > before
+            assert answer.ledger.flops_full == full_flops(engine.model, answer.prompt_tokens)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvquilt.model.rows import Block, Rows, SlotView
@@ -98,6 +98,8 @@ def test_shared_positions_equal_the_walk_at_those_positions(family: str) -> None
 
 @families
 @few
+@example(set())
+@example({31})
 @given(chosen)
 def test_dropped_tokens_equal_a_cache_of_the_kept_ones_at_their_positions(family: str, kept: set[int]) -> None:
     """Case 8: positions go on behind the last logical one, whatever was dropped."""
