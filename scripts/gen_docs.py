@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from methods_page import methods_page
+from methods_picture import draw_methods
 from models_page import models_page
 from results_page import draw, results_page
 
@@ -42,7 +44,12 @@ def cli_page() -> str:
     return "\n".join(parts)
 
 
-PAGES = {"cli.md": cli_page, "models.md": lambda: models_page(NOTE), "results.md": lambda: results_page(NOTE)}
+PAGES = {
+    "cli.md": cli_page,
+    "methods.md": lambda: methods_page(NOTE),
+    "models.md": lambda: models_page(NOTE),
+    "results.md": lambda: results_page(NOTE),
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -62,6 +69,7 @@ def main(arguments: list[str]) -> int:
             )
     if not arguments:
         draw()
+        draw_methods()
     if stale:
         print("docs are stale: run `make docs`", file=sys.stderr)
     return min(stale, 1)
