@@ -86,7 +86,7 @@ def _answers(name: str, run: dict[str, Any]) -> Iterator[list[str]]:
         for arm, row in data["arms"].items():
             if method_of(arm) != name:
                 continue
-            head = [f"{run['model']}, {_cell(cell)}", f"`{arm}`" if arm.partition(":")[0] in METHODS else arm]
+            head = [f"{run['model']}, {_cell(cell)}", _code(arm)]
             if "micro_f1" not in row:
                 yield [*head, "0", "the budget does not pay for the probe", *["-"] * 5]
                 continue
@@ -106,7 +106,7 @@ def _times(name: str, run: dict[str, Any]) -> Iterator[list[str]]:
         if method_of(arm) == name:
             yield [
                 f"{run['model']}, {row.get('prompt_tokens', run['tokens'])}",
-                f"`{arm}`" if arm.partition(":")[0] in METHODS else arm,
+                _code(arm),
                 _number(row.get("charged_share"), ".1%"),
                 f"{row['full_over_method']:.2f}x",
                 *(_number(row.get(key), ".1%") for key in ("choosing_over_full", "probe_over_full")),
@@ -115,6 +115,11 @@ def _times(name: str, run: dict[str, Any]) -> Iterator[list[str]]:
     for arm, reason in run.get("refused", {}).items():
         if method_of(arm) == name:
             yield [f"{run['model']}, {run['tokens']}", f"`{arm}`", f"refused: {reason}", *["-"] * 4]
+
+
+def _code(arm: str) -> str:
+    """As code, if it is a method as it is written."""
+    return f"`{arm}`" if arm.partition(":")[0] in METHODS else arm
 
 
 def _number(value: float | None, form: str) -> str:
@@ -139,12 +144,19 @@ def which(quality: list[dict[str, Any]]) -> list[str]:
     ]
     for run in quality:
         for cell, data in run["cells"].items():
-            rows = [row for limit in _LIMITS if (row := _closest(data["arms"], limit)) is not None]
-            full = data["arms"]["full"]["micro_f1"]
-            lines += ["", f"{run['model']}, {_cell(cell)} (n = {data['n']}; full prefill: micro-F1 {full:.2f}):", ""]
+            arms = data["arms"]
+            rows = [row for limit in _LIMITS if (row := _closest(arms, limit)) is not None]
+            lines += ["", f"{run['model']}, {_cell(cell)} (n = {data['n']}):", ""]
             lines += table(
                 ["charged at most", "closest", "charged", "mean KL", "micro-F1", "not told apart", "`random`"], rows
             )
+            scored = {
+                arm: row for arm, row in arms.items() if "micro_f1" in row and arm != "full" and not row["refused"]
+            }
+            if scored:
+                best = max(scored, key=lambda arm: (scored[arm]["micro_f1"], -scored[arm].get("charged_share", 0.0)))
+                lines += ["", f"Highest micro-F1: {_code(best)}, {scored[best]['micro_f1']:.2f}."]
+                lines[-1] += f" Full prefill: {arms['full']['micro_f1']:.2f}."
     return lines
 
 

@@ -53,8 +53,8 @@ def draw_methods(folder: Path = RESULTS, picture: Path = PICTURE) -> bool:
             }
             shown[name] = left.plot(sooner, fidelity, **mark)[0]
             right.plot(charged, fidelity, **mark)
-        for axes, x in ((left, 1.0), (right, 100.0)):
-            shown["full prefill"] = axes.plot(x, 1.0, "*", color="black", markersize=9, linestyle="none")[0]
+        for axes in (left, right):
+            shown["full prefill"] = axes.axhline(1.0, color="black", linewidth=1, linestyle=":")
             axes.grid(alpha=0.3)
             axes.tick_params(labelsize=8)
             axes.spines[["top", "right"]].set_visible(False)

@@ -113,6 +113,7 @@ def test_the_closest_is_named_with_what_cannot_be_told_from_it(scripts: dict[str
     lines = scripts["methods_measured"].which([{**ORIGIN, "cells": cells}])
     assert "| 5% | `epic:k=16` | 4.0% | 0.30 ± 0.01 | 0.50 | `spread:5%` | 0.50 ± 0.01 at 5.0% |" in lines
     assert any(line.startswith("| 15% | `prophetkv:15%` |") for line in lines), "it costs too much for the first row"
+    assert "Highest micro-F1: `epic:k=16`, 0.50. Full prefill: 0.64." in lines, "of equals the cheapest"
     assert not any("a3" in line for line in lines), "figures over other prompts than the others' are not compared"
 
 
