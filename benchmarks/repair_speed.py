@@ -10,6 +10,7 @@ Beside them full prefill over fewer documents: what a user could do in the same 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import statistics
@@ -89,27 +90,29 @@ def main() -> None:
 
 
 def _prompt(engine: Engine, tokens: int, count: int, question_tokens: int) -> tuple[list[Run], list[Document]]:
-    """Documents of equal length out of the standard library's help texts, and a question, cut to exact lengths."""
+    """Documents of about equal length out of the standard library's help texts, and a question of the length asked."""
     from pydoc_data.topics import topics
 
     tokenizer = engine.model.tokenizer
-    ids = tokenizer("\n".join(topics[name] for name in sorted(topics)), add_special_tokens=False)["input_ids"]
+    text = "\n".join(topics[name] for name in sorted(topics))
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
     each = tokens // count
-    documents, runs = [], []
-    for n in range(count):
-        document = Document(
-            tokenizer.decode(ids[n * each : (n + 1) * each]), id=f"help-{n}", score=float(n == count // 2)
-        )
-        documents.append(document)
-        runs.append(Run(tuple(ids[n * each : (n + 1) * each]), document))
-    rest = ids[count * each :]
-    return [Run(engine.reader.preamble), *runs, Run(tuple(rest[:question_tokens]))], documents
+    cuts = [encoded[n * each][0] for n in range(count + 1)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(cuts)]
+    # the middle one is the retriever's best
+    documents = [Document(p, id=f"help-{n}", end="", score=float(n == count // 2)) for n, p in enumerate(pieces)]
+    around = len(engine.prompt("?", documents[:1]).runs(tokenizer)[-1].ids)
+    last = encoded[count * each + max(1, question_tokens - around)][0]
+    return list(engine.prompt(text[cuts[-1] : last], documents).runs(tokenizer)), documents
 
 
 def _arms(
     engine: Engine, runs: list[Run], documents: list[Document], names: list[str]
 ) -> tuple[dict[str, tuple[Placement, Method]], dict[str, str]]:
-    """Every arm's placement, its segments stored; and why some cannot run."""
+    """Every arm's placement, its segments stored; and why some cannot run.
+
+    Documents are compiled in the reverse order, so that those encoded where they stood stand elsewhere now.
+    """
     full = METHODS["full"]
     arms = {"full": (place_runs(runs), full)}
     for few in (n for n in _FEWER if n < len(documents)):
@@ -118,9 +121,10 @@ def _arms(
     ranking = sorted(range(len(documents)), key=lambda n: -(documents[n].score or 0.0))
     for name in names:
         method = find_method(name)
+        engine.compile(documents[::-1], gate=False, method=name)
         placement = place_runs(runs, method.order, ranking if method.needs_ranking else (), method.moved)
         try:
-            _once(engine, placement, method)  # compiles what is missing
+            _once(engine, placement, method)
             arms[name] = placement, method
         except InputError as error:
             refused[name] = error.rule

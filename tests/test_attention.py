@@ -9,7 +9,7 @@ import torch
 
 from kvquilt.model import attention
 from kvquilt.model.language_model import LanguageModel
-from kvquilt.model.rows import Block, RowPlan, Rows, active
+from kvquilt.model.rows import FOLDED_ROWS, Block, RowPlan, Rows, active
 from kvquilt.placement import Placement, place_runs
 from kvquilt.repair.operator import assemble, repair
 from kvquilt.writers.isolated import Isolated
@@ -40,7 +40,7 @@ def bottom_right(
     as_if = torch.arange(filled - len(rows), filled)
     hidden = torch.arange(filled) > as_if[:, None]
     mask = torch.zeros(hidden.shape).masked_fill_(hidden, torch.finfo(like.dtype).min)
-    return Block(first, first + len(rows), 0, filled, mask.repeat(group, 1))
+    return Block(first, first + len(rows), 0, filled, mask.repeat(group, 1) if len(rows) <= FOLDED_ROWS else mask)
 
 
 def canary_holds(family: str) -> bool:

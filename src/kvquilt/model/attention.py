@@ -10,7 +10,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from kvquilt.model.rows import LayerReached, SlotView, current_plan
+from kvquilt.model.rows import FOLDED_ROWS, LayerReached, SlotView, current_plan
 
 NAME = "kvquilt_slots"
 
@@ -74,8 +74,11 @@ def attend(
 def _folded(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scaling: float | None
 ) -> torch.Tensor:
-    """Query heads of a group become rows of their key-value head: no repeated keys."""
+    """Few query heads of a group become rows of their key-value head: no repeated keys."""
     batch, heads, rows, dim = q.shape
+    if rows > FOLDED_ROWS:
+        grouped = heads != k.shape[1]
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=grouped)
     folded = q.reshape(batch, k.shape[1], heads // k.shape[1] * rows, dim)
     out = scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scaling)
     return out.reshape(batch, heads, rows, v.shape[-1])
@@ -100,7 +103,7 @@ def _tempered(
     folded = q.reshape(batch, k.shape[1], heads // k.shape[1] * rows, dim).float()
     logits = folded @ k.float().transpose(-1, -2) * (scaling or dim**-0.5)
     if mask is not None:
-        logits = logits + mask.float()
+        logits = logits + (mask.repeat(heads // k.shape[1], 1) if rows > FOLDED_ROWS else mask).float()
     documents = (logits / view.temperature).masked_fill(~marked, -torch.inf)
     total = documents.logsumexp(-1, keepdim=True)
     # rows before the first document see none of the marked slots: their sum is -inf or the mask's own minimum

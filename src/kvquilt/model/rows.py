@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 _BLOCK_ROWS = 512  # bounds the mask of a block of neighbours
+FOLDED_ROWS = 64  # up to here, folding the query heads of a group into rows is quicker than leaving them apart
 _BLOCK_SCATTERED = 128  # of scattered rows: smaller, so that early rows do not scan late keys
 Pair = tuple[torch.Tensor, torch.Tensor]  # keys and values
 _ACTIVE: ContextVar[RowPlan | None] = ContextVar("kvquilt_row_plan", default=None)
@@ -104,7 +105,11 @@ class Watchers(Watcher):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows ``first:last`` see slots ``low:high`` under `mask` ``[group * rows, high - low]``."""
+    """Rows ``first:last`` see slots ``low:high`` under `mask` ``[rows, high - low]``.
+
+    Of at most `FOLDED_ROWS` rows the mask is repeated for every head of a group, ``[group * rows, high - low]``: for
+    more it would take more memory than the keys.
+    """
 
     first: int
     last: int
@@ -170,7 +175,8 @@ class Rows:
             hidden |= behind >= window
         # a float mask: some kernels add a boolean one as 0 and 1
         mask = torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, torch.finfo(like.dtype).min)
-        return Block(first, first + len(rows), low, high, mask.repeat(group, 1).to(like.device))
+        folded = mask.repeat(group, 1) if len(rows) <= FOLDED_ROWS else mask
+        return Block(first, first + len(rows), low, high, folded.to(like.device))
 
 
 @dataclass(eq=False, slots=True)
