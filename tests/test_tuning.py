@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,9 @@ METHODS = ("none", "epic:k=4", "spread:30%", "random:100%")
 
 
 @pytest.fixture(scope="module")
-def tuned() -> tuple[Engine, TuneReport]:
-    engine = make_engine()
-    return engine, engine.tune(documents(6), target=0.999, methods=METHODS, prompts=8)
+def tuned() -> Iterator[tuple[Engine, TuneReport]]:
+    with make_engine() as engine:
+        yield engine, engine.tune(documents(6), target=0.999, methods=METHODS, prompts=8)
 
 
 def test_the_cheapest_that_reaches_the_target_is_chosen(tuned: tuple[Engine, TuneReport]) -> None:
@@ -78,14 +79,14 @@ def test_what_does_not_hold_on_the_other_half_is_not_used() -> None:
     report = TuneReport("m", "f", "w", 0.98, "fidelity", (trial,), "none", worse, 1.0)
     assert not report.accepted
     with make_engine() as engine:
-        engine._tuned[namespace(None)] = report
+        engine._measured.keep(None, report)
         assert engine.ask(QUESTION, documents(2), method="auto").ledger.method == "full"
 
 
 def test_a_budget_that_a_short_prompt_cannot_pay_ends_in_full_prefill_under_auto() -> None:
     with make_engine() as engine:
         held = Trial("cacheblend:1%", 1.0, 1.0, None, 0.0, 0.0, 1.0, 0.1, 2.0, 4)
-        engine._tuned[namespace(None)] = TuneReport("m", "f", "w", 0.9, "fidelity", (held,), held.method, held, 1.0)
+        engine._measured.keep(None, TuneReport("m", "f", "w", 0.9, "fidelity", (held,), held.method, held, 1.0))
         ledger = engine.ask(QUESTION, documents(2), method="auto").ledger
         assert ledger.method == "full"
         assert [f.reason for f in ledger.fallbacks] == ["unaffordable"]

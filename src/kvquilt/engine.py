@@ -16,21 +16,22 @@ from kvquilt.config import Settings
 from kvquilt.context import check_prompt_fits
 from kvquilt.decode import Sampling
 from kvquilt.errors import ContextLengthError, InputError, PromptError
-from kvquilt.gate import examine, stored_report
+from kvquilt.gate import examine
 from kvquilt.gate_report import DoctorReport
 from kvquilt.gate_samples import builtin_documents
 from kvquilt.identity import namespace
 from kvquilt.ledger import Ledger
+from kvquilt.measured import Measured
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.load import load_model
 from kvquilt.placement import Placement, place_runs
-from kvquilt.policy import needs_verdict, resolve, written_method
+from kvquilt.policy import needs_verdict, written_method
 from kvquilt.prompt import Document, Prompt, check_documents, continuation
 from kvquilt.reading import Reader
 from kvquilt.repair.presets import AUTO_ORDER, METHODS, Method, find_method
 from kvquilt.retrieval import ranked_documents
 from kvquilt.store import Store
-from kvquilt.tuning import TuneReport, stored_tuning, tune
+from kvquilt.tuning import TuneReport, tune
 from kvquilt.tuning_samples import Question
 from kvquilt.writers.isolated import Isolated
 
@@ -75,8 +76,7 @@ class Engine:
         self.reader = Reader(model, store, self.writer, preamble, helper)
         self._live: deque[Live] = deque()
         self._lock = threading.Lock()
-        self._tuned: dict[str, TuneReport | None] = {}
-        self._reports: dict[str, DoctorReport | None] = {}
+        self._measured = Measured(self)
 
     @classmethod
     def load(
@@ -173,9 +173,7 @@ class Engine:
         """
         namespace(tenant)  # refuses one that cannot be a name, before anything is computed
         documents = check_documents(documents)
-        tuned = self.tuned(tenant)
-        if not method and tuned is not None and tuned.accepted:
-            method = tuned.chosen or ""
+        method = method or self._measured.tuned_method(tenant) or ""
         recipe = find_method(method).writer if method else ""
         report = compile_documents(self.reader, documents, tenant, progress, recipe)
         if not gate:
@@ -255,7 +253,7 @@ class Engine:
             if not runs:
                 raise InputError("question", "the prompt has no tokens")
             check_prompt_fits(self.model.capability, runs, chosen.max_new_tokens)
-            preset = self._allowed(asked, tenant, ledger) if gated else find_method(asked)
+            preset = self._measured.allowed(asked, tenant, ledger) if gated else find_method(asked)
             # documents whose text has no tokens have no run
             held = [r.document for r in runs if r.document is not None]
             ranking = ranked_documents(_user_text(prompt), held) if preset.needs_ranking else ()
@@ -327,21 +325,14 @@ class Engine:
             raise InputError("methods", "must be a list of at least one method", methods)
         chosen = check_documents(documents) if documents is not None else builtin_documents()
         named = AUTO_ORDER if methods is None else tuple(methods)
-        report = examine(self, chosen, tenant, seconds, prompts, progress, named)
-        self._reports[namespace(tenant)] = report
-        return self._asking(report)
+        self._measured.keep(tenant, examine(self, chosen, tenant, seconds, prompts, progress, named))
+        report = self.verdict(tenant)
+        assert report is not None  # just kept
+        return report
 
     def verdict(self, tenant: str | None = None) -> DoctorReport | None:
         """The stored gate report for this model, writer and tenant, if there is one."""
-        space = namespace(tenant)
-        report = self._reports.get(space)
-        if report is None:
-            report = self._reports[space] = stored_report(self, tenant)
-        return None if report is None else self._asking(report)
-
-    def _asking(self, report: DoctorReport) -> DoctorReport:
-        """The report as far as it was measured with this engine's helper model."""
-        return report.asking("" if self.reader.helper is None else self.reader.helper.fingerprint.digest)
+        return self._measured.report(tenant)
 
     def tune(
         self,
@@ -356,20 +347,17 @@ class Engine:
         progress: Callable[[int, int], None] | None = None,
     ) -> TuneReport:
         """Find the cheapest method that keeps the answers on `documents`, for ``auto``; see `kvquilt.tuning.tune`."""
-        space = namespace(tenant)  # refuses one that cannot be a name, before anything is computed
+        namespace(tenant)  # refuses one that cannot be a name, before anything is computed
         report = tune(
             self, check_documents(documents), questions, target=target, methods=methods, prompts=prompts,
             seconds=seconds, tenant=tenant, progress=progress,
         )  # fmt: skip
-        self._tuned[space] = report
+        self._measured.keep(tenant, report)
         return report
 
     def tuned(self, tenant: str | None = None) -> TuneReport | None:
         """The stored report of the last `tune` for this model, writer and tenant, if there is one."""
-        space = namespace(tenant)
-        if self._tuned.get(space) is None:
-            self._tuned[space] = stored_tuning(self, tenant)
-        return self._tuned[space]
+        return self._measured.tuning(tenant)
 
     def keep(self, live: Live) -> None:
         """Hold the cache of a finished answer for follow-ups; release the oldest beyond the limit."""
@@ -384,20 +372,6 @@ class Engine:
         cache = live.drop()
         if cache is not None:
             self.model.pool.release(cache)
-
-    def _allowed(self, asked: str, tenant: str | None, ledger: Ledger) -> Method:
-        """What the gate's verdict makes of the method asked for; a refusal is entered into the ledger."""
-        limits = self.settings.gate_max_kl, self.settings.gate_min_top1
-        report, tuned = self.verdict(tenant), self.tuned(tenant) if asked == "auto" else None
-        if tuned is not None and tuned.accepted and (report is None or report.healthy):
-            ledger.gate = f"{tuned.chosen} was tuned for {tuned.target:g}: {tuned.summary}"
-            return find_method(tuned.chosen)
-        preset, fallback = resolve(asked, report, *limits)
-        if fallback is not None:
-            ledger.fall_back(fallback.reason, fallback.detail)
-        elif report is not None and (verdict := report.verdict(preset.name)) is not None:
-            ledger.gate = f"{preset.name} passed: {verdict.summary}"
-        return preset
 
     def sampling(self, max_new_tokens: int | None = None, stop: Sequence[str] = (), **options: Any) -> Sampling:
         """`Sampling` with the settings' answer length where none is given."""

@@ -29,6 +29,10 @@ from kvquilt.cli.work import check_path, open_engine, passages_in
 def compile_documents(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder (or one file) with documents.")],
+    method: Annotated[
+        str | None,
+        typer.Option(metavar="METHOD", help="Encode documents as it wants them, such as fusionrag."),
+    ] = None,
     model: ModelFlag = None,
     tenant: Tenant = None,
     passage_tokens: Annotated[int | None, typer.Option(metavar="N", help="Longest passage in tokens.")] = None,
@@ -49,10 +53,16 @@ def compile_documents(
         dtype=dtype, device=device, threads=threads,
     )  # fmt: skip
     check_path(folder)
+    if method is not None:
+        from kvquilt.repair.presets import find_method
+
+        find_method(method)  # before a model is loaded for nothing
     with open_engine(settings) as engine:
         found = passages_in(folder, settings, engine.model.tokenizer)
         with progress("compiling") as advance:
-            report = engine.compile(found.documents, tenant=settings.tenant, gate=gate, progress=advance)
+            report = engine.compile(
+                found.documents, tenant=settings.tenant, gate=gate, progress=advance, method=method or ""
+            )
         stored = engine.store.stats()["disk"]
     skipped = [{"path": each.path, "reason": each.reason} for each in found.skipped]
     if json_output:

@@ -1,0 +1,67 @@
+"""What was measured of the methods on an engine's model: gate reports and tunings, by tenant, read once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvquilt.gate import stored_report
+from kvquilt.gate_report import DoctorReport
+from kvquilt.identity import namespace
+from kvquilt.ledger import Ledger
+from kvquilt.policy import resolve
+from kvquilt.repair.presets import Method, find_method
+from kvquilt.tuning import TuneReport, stored_tuning
+
+if TYPE_CHECKING:
+    from kvquilt.engine import Engine
+
+
+@dataclass(eq=False, slots=True)
+class Measured:
+    """Reports of one engine, and what they allow."""
+
+    engine: Engine = field(repr=False)
+    _reports: dict[str, DoctorReport] = field(default_factory=dict, repr=False)
+    _tunings: dict[str, TuneReport] = field(default_factory=dict, repr=False)
+
+    def report(self, tenant: str | None) -> DoctorReport | None:
+        """The tenant's gate report, as far as it was measured with this engine's helper model."""
+        space = namespace(tenant)
+        if space not in self._reports and (stored := stored_report(self.engine, tenant)) is not None:
+            self._reports[space] = stored
+        helper, known = self.engine.reader.helper, self._reports.get(space)
+        return None if known is None else known.asking("" if helper is None else helper.fingerprint.digest)
+
+    def tuning(self, tenant: str | None) -> TuneReport | None:
+        """The tenant's last tuning."""
+        space = namespace(tenant)
+        if space not in self._tunings and (stored := stored_tuning(self.engine, tenant)) is not None:
+            self._tunings[space] = stored
+        return self._tunings.get(space)
+
+    def keep(self, tenant: str | None, measured: DoctorReport | TuneReport) -> None:
+        """Take a new measurement, which the store may have been unable to keep."""
+        if isinstance(measured, DoctorReport):
+            self._reports[namespace(tenant)] = measured
+        else:
+            self._tunings[namespace(tenant)] = measured
+
+    def tuned_method(self, tenant: str | None) -> str | None:
+        """What `auto` runs on account of a tuning that holds."""
+        tuning = self.tuning(tenant)
+        return tuning.chosen if tuning is not None and tuning.accepted else None
+
+    def allowed(self, asked: str, tenant: str | None, ledger: Ledger) -> Method:
+        """What the measurements make of the method asked for; they or a refusal are entered into the ledger."""
+        settings, report = self.engine.settings, self.report(tenant)
+        tuning, tuned = self.tuning(tenant), self.tuned_method(tenant) if asked == "auto" else None
+        if tuning is not None and tuned is not None and (report is None or report.healthy):
+            ledger.gate = f"{tuned} was tuned for {tuning.target:g}: {tuning.summary}"
+            return find_method(tuned)
+        preset, fallback = resolve(asked, report, settings.gate_max_kl, settings.gate_min_top1)
+        if fallback is not None:
+            ledger.fall_back(fallback.reason, fallback.detail)
+        elif report is not None and (verdict := report.verdict(preset.name)) is not None:
+            ledger.gate = f"{preset.name} passed: {verdict.summary}"
+        return preset
