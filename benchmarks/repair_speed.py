@@ -54,6 +54,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--arms", nargs="+", default=_ARMS, metavar="METHOD")
     options = parser.parse_args()
+    if options.documents <= max(_FEWER):
+        parser.error(f"--documents must be more than {max(_FEWER)}")
     settings = Settings.resolve()[0]
     model = load_model(options.model, threads=options.threads, settings=settings)
     helper = load_model(options.helper, threads=options.threads, settings=settings) if options.helper else None
@@ -72,6 +74,8 @@ def main() -> None:
                     seen[name].append(measured)
             print(f"round {round_number + 1} of {options.rounds}", flush=True)
     full = statistics.median(m["seconds"] for m in seen["full"])
+    fewer = {n: statistics.median(m["seconds"] for m in seen[f"full prefill of {n} documents"]) for n in _FEWER}
+    fewer[options.documents] = full
     result = {
         **environment(),
         "model": options.model_name or Path(options.model).name,
@@ -83,7 +87,7 @@ def main() -> None:
         "threads": options.threads,
         "dtype": str(model.dtype),
         "refused": refused,
-        "arms": {name: _row(measured, full, arms[name][0].tokens) for name, measured in seen.items()},
+        "arms": {name: _row(measured, full, fewer, arms[name][0].tokens) for name, measured in seen.items()},
     }
     result["command"] = re.sub(r"\S*/(?=\S)", "", result["command"])
     options.json.write_text(json.dumps(result, indent=1) + "\n")
@@ -115,7 +119,7 @@ def _arms(
     """
     full = METHODS["full"]
     arms = {"full": (place_runs(runs), full)}
-    for few in (n for n in _FEWER if n < len(documents)):
+    for few in _FEWER:
         arms[f"full prefill of {few} documents"] = place_runs([runs[0], *runs[1 : 1 + few], runs[-1]]), full
     refused: dict[str, str] = {}
     ranking = sorted(range(len(documents)), key=lambda n: -(documents[n].score or 0.0))
@@ -161,7 +165,7 @@ def _memory(field: str) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def _row(measured: list[dict[str, Any]], full: float, tokens: int) -> dict[str, Any]:
+def _row(measured: list[dict[str, Any]], full: float, fewer: dict[int, float], tokens: int) -> dict[str, Any]:
     def median(field: str) -> float:
         return statistics.median(m[field] for m in measured)
 
@@ -170,6 +174,7 @@ def _row(measured: list[dict[str, Any]], full: float, tokens: int) -> dict[str, 
         "prompt_tokens": tokens,
         "ms": round(1000 * median("seconds"), 1),
         "ms_spread": [round(1000 * min(seconds), 1), round(1000 * max(seconds), 1)],
+        "documents_fully_prefilled_in_that_time": _documents(median("seconds"), fewer),
         "full_over_method": round(full / median("seconds"), 3),
         "method_over_full": round(median("seconds") / full, 4),
         "charged_share": round(measured[0]["charged"], 4),
@@ -179,6 +184,16 @@ def _row(measured: list[dict[str, Any]], full: float, tokens: int) -> dict[str, 
         "probe_over_full": round(median("probe") / full, 5),
         "peak_memory_over_slots": round(max(m["memory"] for m in measured), 3),
     }
+
+
+def _documents(seconds: float, fewer: dict[int, float]) -> float:
+    """How many documents a full prefill could take in so many seconds, between the measured numbers; at most all."""
+    before, spent = 0, 0.0
+    for count, taken in fewer.items():
+        if seconds < taken:
+            return round(before + (count - before) * max(0.0, seconds - spent) / (taken - spent), 2)
+        before, spent = count, taken
+    return float(before)
 
 
 if __name__ == "__main__":
