@@ -28,7 +28,6 @@ from kvquilt.config import Settings
 from kvquilt.engine import Engine
 from kvquilt.errors import InputError
 from kvquilt.fidelity import Spoken, compare, truth
-from kvquilt.ledger import Ledger
 from kvquilt.model.load import load_model
 from kvquilt.placement import place_runs
 from kvquilt.prompt import Document
@@ -39,7 +38,6 @@ from kvquilt.store import Store
 _NEW = 16
 _SYSTEM = "Answer the question from the documents with the bare value only: no sentence, no other word."
 _FEWER = (1, 2, 5)
-_STAGES = ("lookup", "place", "probe", "read")
 
 
 def main() -> None:
@@ -128,7 +126,7 @@ def _measure(engine: Engine, item: Any, length: str, arms: list[str], again: boo
             "top1": [int(v) for v in close.agree],
             "charged": round(spent.charged_share, 5) if spent else 0.0,
             "nominal": round(spent.nominal_share, 5) if spent else 0.0,
-            "ratio": round(full["first_token_s"] / _first_token(close.spoken.ledger), 4),
+            "ratio": round(full["first_token_s"] / close.spoken.ledger.reading_seconds, 4),
         }
     return {
         "answer": item.answer,
@@ -148,12 +146,8 @@ def _score(engine: Engine, spoken: Spoken, gold: str) -> dict[str, Any]:
         "tp": overlap,
         "fp": sum(predicted.values()) - overlap,
         "fn": sum(wanted.values()) - overlap,
-        "first_token_s": round(_first_token(spoken.ledger), 4),
+        "first_token_s": round(spoken.ledger.reading_seconds, 4),
     }
-
-
-def _first_token(ledger: Ledger) -> float:
-    return sum(ledger.seconds.get(stage, 0.0) for stage in _STAGES)
 
 
 def _bag(text: str) -> Counter[str]:

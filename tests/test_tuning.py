@@ -114,6 +114,30 @@ def test_known_answers_are_judged_by_score() -> None:
         assert exact.score == pytest.approx(1.0), "all rows are full prefill, so the score is, too"
 
 
+def test_answers_to_some_questions_alone_are_not_compared_with_the_target() -> None:
+    asked = [Question(f"What does {d.id} do?", ("nothing",) if n < 3 else ()) for n, d in enumerate(documents(8))]
+    with make_engine() as engine:
+        report = engine.tune(documents(8), asked, methods=("none",), prompts=8)
+    assert report.judged_by == "fidelity"
+    assert all(t.score is None and t.quality == t.fidelity for t in report.trials)
+
+
+def test_a_choice_that_cannot_run_on_the_other_half_is_not_used() -> None:
+    docs = documents(8)
+    texts = [f"{d.id} {d.id} {d.id}" + " zz" * (60 * (n % 2)) for n, d in enumerate(docs)]  # longer in the other half
+    with make_engine() as engine:
+        with pytest.raises(InputError, match="least possible") as refused:
+            engine.ask(texts[0], docs[:5], method="prophetkv:0")
+        least = int(str(refused.value).split("least possible is ")[1].split(" ")[0])
+        method = f"prophetkv:{2 * least}"
+        report = engine.tune(docs, [Question(t) for t in texts], target=0.01, methods=(method,), prompts=8)
+        assert report.chosen == method
+        assert report.held_out is None
+        assert not report.accepted
+        assert "least possible" in report.summary
+        assert engine.ask(QUESTION, docs[:2], method="auto").ledger.method == "full"
+
+
 def _said(engine: Engine, question: str, docs: list[Document]) -> str:
     """What full prefill answers over the retrieved documents, in the documents' own order."""
     found = {d.id for d in top_k(question, docs, engine.settings.top_k)}

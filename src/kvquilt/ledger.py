@@ -162,6 +162,11 @@ class Ledger:
         _log.warning("%s: %s", reason, detail, extra={"in_ledger": True})
 
     @property
+    def reading_seconds(self) -> float:
+        """From the placed prompt to its logits; what was compiled on the way is left out."""
+        return sum(self.seconds.get(stage, 0.0) for stage in ("choose", "lookup", "place", "probe", "read"))
+
+    @property
     def reused_share(self) -> float:
         """Share of prompt tokens whose keys and values came from the store or from this request's compiling."""
         kept = self.tokens[Provenance.EXACT] + self.tokens[Provenance.REUSED] + self.tokens[Provenance.CORRECTED]

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from kvquilt.errors import InputError
 from kvquilt.fidelity import Spoken, compare, truth
 from kvquilt.identity import namespace
-from kvquilt.ledger import Ledger
 from kvquilt.placement import place_runs
 from kvquilt.prompt import Document
 from kvquilt.repair.presets import Method, find_method
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _ANSWER_TOKENS = 16
-_STAGES = ("lookup", "place", "probe", "read")
 BUDGETS = ("2%", "5%", "10%", "15%", "30%")
 RECIPES = ("", "isolated")
 _UNBUDGETED = ("none", "retrieved-document", "epic:k=16", "ape")
@@ -88,8 +86,8 @@ class TuneReport:
     Attributes:
         trials: on the prompts that the choice was made on.
         chosen: the cheapest of them that reaches the target; None where none does.
-        held_out: the choice on the other prompts. Only where it, too, reaches the target (within its standard error)
-            is the choice `accepted`.
+        held_out: the choice on the other prompts; None where it cannot run on all of them. Only where it, too,
+            reaches the target (within its standard error) is the choice `accepted`.
         judged_by: ``score`` or ``fidelity``.
     """
 
@@ -107,7 +105,9 @@ class TuneReport:
     @property
     def summary(self) -> str:
         """What was measured of the choice, in one line."""
-        return "nothing reached the target" if self.held_out is None else self.held_out.summary
+        if self.chosen is None:
+            return "nothing reached the target"
+        return self.refused[self.chosen] if self.held_out is None else self.held_out.summary
 
     @property
     def accepted(self) -> bool:
@@ -194,8 +194,10 @@ def tune(
     if "full" in trying:
         raise InputError("methods", "full prefill is the truth that the others are measured against", "full")
     began = time.perf_counter()
-    halves = halved_samples(engine, documents, questions, prompts, tenant)
     known = bool(questions) and all(q.answers for q in questions)
+    if not known:  # a score over some of the prompts cannot be compared with a target for all
+        questions = [Question(q.text) for q in questions]
+    halves = halved_samples(engine, documents, questions, prompts, tenant)
     total = sum(map(len, halves))
     seen, refused = {name: _Seen() for name in trying}, dict[str, str]()
     for done, sample in enumerate(halves[0]):
@@ -213,7 +215,8 @@ def tune(
             _measure(engine, sample, {chosen: trying[chosen]}, again, refused, tenant)
             if progress is not None:
                 progress(len(halves[0]) + done + 1, total)
-        held_out = again[chosen].trial(chosen)
+        # one that cannot run on all of them does not hold
+        held_out = None if chosen in refused else again[chosen].trial(chosen)
     report = TuneReport(
         model=engine.model.name, fingerprint=engine.model.fingerprint.digest, writer=engine.writer.digest,
         target=target, judged_by="score" if known else "fidelity", trials=tuple(trials), chosen=chosen,
@@ -253,7 +256,7 @@ def _measure(
     refused: dict[str, str],
     tenant: str | None,
 ) -> None:
-    """Every candidate on one prompt; one that cannot run there is noted in `refused` and tried no more."""
+    """Every candidate on one prompt; one that cannot run there is noted in `refused`."""
     runs = engine.prompt(sample.question, sample.documents).runs(engine.model.tokenizer)
     true = truth(engine, place_runs(runs), tenant, _ANSWER_TOKENS)
     for recipe in dict.fromkeys(m.writer for m in trying.values()):
@@ -271,14 +274,10 @@ def _measure(
         found.kl.append(close.kl.tolist())
         found.agree.append(float(close.agree.mean()))
         found.charged.append(ledger.spending.charged_share if ledger.spending else 0.0)
-        found.ratio.append(_first_token(true.ledger) / max(1e-9, _first_token(ledger)))
+        found.ratio.append(true.ledger.reading_seconds / max(1e-9, ledger.reading_seconds))
         if sample.answers:
             found.f1.append(_f1(engine, close.spoken, sample.answers))
             found.full_f1.append(_f1(engine, true, sample.answers))
-
-
-def _first_token(ledger: Ledger) -> float:
-    return sum(ledger.seconds.get(stage, 0.0) for stage in _STAGES)
 
 
 def _f1(engine: Engine, spoken: Spoken, answers: Iterable[str]) -> float:

@@ -116,12 +116,12 @@ def _show(report: TuneReport, out: Path) -> None:
     for name, reason in report.refused.items():
         typer.echo(f"not tried further: {name}: {reason}")
     typer.echo(f"\nThe curve is in {out}.")
-    if report.held_out is None:
+    if report.chosen is None:
         typer.echo(f"No method reached {report.target:g}; `auto` goes by the gate.")
     elif report.accepted:
-        typer.echo(f"`auto` uses {report.chosen}: on prompts it was not chosen on, {report.held_out.summary}.")
+        typer.echo(f"`auto` uses {report.chosen}: on prompts it was not chosen on, {report.summary}.")
     else:
         typer.echo(
             f"{report.chosen} was the cheapest to reach {report.target:g}, but not on prompts it was not chosen on: "
-            f"{report.held_out.summary}. Nothing is stored for `auto`; try more prompts, or another target."
+            f"{report.summary}. Nothing is stored for `auto`; try more prompts, or another target."
         )
