@@ -9,7 +9,7 @@ import torch
 
 from kvquilt.ledger import DocumentUse, Ledger, Provenance
 from kvquilt.model.language_model import LanguageModel, RowCounter
-from kvquilt.placement import Placement
+from kvquilt.placement import Order, Placement
 from kvquilt.repair.presets import Method
 from kvquilt.store import Held, MissReason
 
@@ -77,8 +77,10 @@ class Outcome:
     def _chosen(self, run: int) -> str:
         if not self.method.reuses:
             return "full prefill"
-        best = self.placement.ranking[:1] == (run,)
-        return "best-ranked: next to the question, recomputed" if best else "chosen, recomputed"
+        if self.placement.ranking[:1] != (run,):
+            return "chosen, recomputed"
+        moved = self.method.order is Order.TARGET_LAST
+        return "best-ranked: next to the question, recomputed" if moved else "best-ranked, recomputed"
 
 
 def attention_flops(model: LanguageModel, pairs: int) -> float:

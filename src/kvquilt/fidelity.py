@@ -9,6 +9,8 @@ import torch
 
 from kvquilt.answer import step
 from kvquilt.ledger import Ledger
+from kvquilt.model.language_model import LanguageModel
+from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement
 from kvquilt.repair.presets import METHODS, Method
 
@@ -51,13 +53,9 @@ def speak(engine: Engine, placement: Placement, method: Method, tenant: str | No
     model, ledger = engine.model, Ledger(method=method.name)
     logits, cache = engine.reader.read(placement, method, tenant, ledger, tokens)
     try:
-        steps, ids = [logits[-1]], [int(logits[-1].argmax())]
-        while len(ids) < tokens and ids[-1] not in model.stop_ids:
-            steps.append(step(model, cache, ids[-1]))
-            ids.append(int(steps[-1].argmax()))
+        return _greedy(model, cache, logits[-1], tokens, ledger)
     finally:
         model.pool.release(cache)
-    return Spoken(tuple(ids), torch.stack(steps).log_softmax(-1), ledger)
 
 
 def truth(engine: Engine, placement: Placement, tenant: str | None, tokens: int) -> Spoken:
@@ -81,14 +79,19 @@ def compare(
         if follow:
             steps.append(model.forward(torch.tensor([follow]), cache.tail(len(follow)), cache, len(follow))[0])
         forced = torch.cat(steps).log_softmax(-1)
-        ids, mine = [int(logits[-1].argmax())], [logits[-1]]
         cache.filled = read  # the method's own answer overwrites the forced one
-        while len(ids) < own and ids[-1] not in model.stop_ids:
-            mine.append(step(model, cache, ids[-1]))
-            ids.append(int(mine[-1].argmax()))
+        spoken = _greedy(model, cache, logits[-1], own, ledger) if own else Spoken(true.ids, forced, ledger)
     finally:
         model.pool.release(cache)
     kl = (true.steps.exp() * (true.steps - forced)).sum(-1).clamp_min(0.0)
     agree = (true.steps.argmax(-1) == forced.argmax(-1)).float()
-    spoken = Spoken(tuple(ids), torch.stack(mine).log_softmax(-1), ledger) if own else Spoken(true.ids, forced, ledger)
     return Closeness(kl, agree, spoken)
+
+
+def _greedy(model: LanguageModel, cache: SlotCache, logits: torch.Tensor, tokens: int, ledger: Ledger) -> Spoken:
+    """The greedy answer of at most `tokens` behind a cache whose last row has the `logits` ``[vocabulary]``."""
+    steps, ids = [logits], [int(logits.argmax())]
+    while len(ids) < tokens and ids[-1] not in model.stop_ids:
+        steps.append(step(model, cache, ids[-1]))
+        ids.append(int(steps[-1].argmax()))
+    return Spoken(tuple(ids), torch.stack(steps).log_softmax(-1), ledger)

@@ -51,5 +51,7 @@ class RetrievedDocument:
         ids = torch.tensor(scene.placement.ids)
         shared = torch.isin(ids[rows], ids[scene.question]).double()
         reach = torch.arange(len(rows), dtype=torch.float64)
-        density = (shared[None] / (1 + (reach[:, None] - reach).abs())).sum(1)
+        # in parts: all pairs of a long document's tokens take more memory than the request itself
+        parts = [(shared / (1 + (part[:, None] - reach).abs())).sum(1) for part in reach.split(256)]
+        density = torch.cat(parts)
         return rows[(reach - density.argmax()).abs().argsort(stable=True)]
