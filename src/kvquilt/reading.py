@@ -254,7 +254,7 @@ class _Request:
         """See `Reader.read`; the cache is `scene.cache` afterwards."""
         model, method, allowed = self.reader.model, self.method, self.allowed(self.scene)
         choice = chosen = None
-        if method.selector.probe.is_blind:
+        if method.selector.probe.is_blind and not self.scored:  # an order to be found needs the segments placed
             with ledger.stage("choose"):
                 choice, chosen = self._choose(allowed)
         covered = set() if choice is None or chosen is None else self._covered(choice, chosen)

@@ -176,6 +176,13 @@ def test_a_quota_keeps_the_best_of_each_document() -> None:
     assert len(through([Quota(0.07)], hundred.slots, hundred)) == 7, "0.07 times 100 is 7"
 
 
+@pytest.mark.parametrize("huge", [10**9, 10**30])
+@pytest.mark.parametrize("made", [Expand, RoundToBlock, MergeGap])
+def test_a_number_beyond_the_longest_document_costs_no_more_than_its_length(made: type[Expand], huge: int) -> None:
+    head = ranked(25, 13, 41, 2)
+    assert through([made(huge)], head, SCENE) == through([made(20)], head, SCENE)
+
+
 @pytest.mark.parametrize("post", [Expand(3), RoundToBlock(3), MergeGap(3), CapRuns(3), Quota(0.5)])
 def test_nothing_in_nothing_out(post: PostProcessor) -> None:
     assert through([post], ranked(), SCENE) == []

@@ -34,7 +34,7 @@ def test_a_damaged_note_reads_as_none(tmp_path: Path) -> None:
         store.write_note(SPACE, "gate", {"kl": 1.5})
         path = next(tmp_path.rglob("notes/gate.json"))
         content = path.read_text()
-        for damaged in (content[:-3], content.replace("1.5", "0.5"), "", "[]", "7", '{"note": 3}'):
+        for damaged in (content[:-3], content.replace("1.5", "0.5"), "", "[]", "7", '{"note": 3}', "[" * 10**6):
             path.write_text(damaged)
             assert store.read_note(SPACE, "gate") is None
 

@@ -10,7 +10,7 @@ from typing import Self
 from kvquilt.errors import InputError
 
 _SHARE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*%")
-_COUNT = re.compile(r"\d+")
+_COUNT = re.compile(r"\d{1,18}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class HelperModel:
         ours = document_spans(scene.placement.runs[run], scene.model.tokenizer)
         theirs = encoder(helper.tokenizer).spans(text)[1]
         scores = carried_over(attention[at.start : at.stop], theirs, ours, len(text))
-        return torch.cat([part.mean().expand(len(part)) for part in scores.split(self.group)])
+        return torch.cat([part.mean().expand(len(part)) for part in scores.split(min(self.group, max(1, len(scores))))])
 
 
 def no_helper() -> InputError:

@@ -61,10 +61,11 @@ class KeptBlocks:
         document's first or last, bool."""
         numbers, outer, before = [], [], 0
         for span in scene.spans:
-            within = torch.arange(len(span)) // self.block
-            count = -(-len(span) // self.block)
+            block = min(self.block, len(span))
+            within = torch.arange(len(span)) // block
+            count = -(-len(span) // block)
             number = torch.arange(count)
             numbers.append(within + before)
-            outer.append((number < self.initial) | (number >= count - self.local))
+            outer.append((number < min(self.initial, count)) | (number >= count - min(self.local, count)))
             before += count
         return torch.cat(numbers), torch.cat(outer)

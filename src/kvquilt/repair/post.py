@@ -30,7 +30,8 @@ class Expand:
         _whole("expand", self.window, 0)
 
     def apply(self, head: torch.Tensor, scene: Scene) -> torch.Tensor:
-        steps = torch.arange(self.window + 1).repeat_interleave(2)[1:]  # 0, 1, 1, 2, 2, ...
+        window = min(self.window, _longest(scene))
+        steps = torch.arange(window + 1).repeat_interleave(2)[1:]  # 0, 1, 1, 2, 2, ...
         steps[1::2] *= -1
         around, of = head[:, None] + steps, _documents(scene)
         inside = (around >= 0) & (around < len(of))
@@ -52,10 +53,10 @@ class RoundToBlock:
         _whole("round_to_block", self.block, 1)
 
     def apply(self, head: torch.Tensor, scene: Scene) -> torch.Tensor:
-        of, starts = _documents(scene), _starts(scene)
+        of, starts, block = _documents(scene), _starts(scene), min(self.block, max(1, _longest(scene)))
         begin = starts[of[head]]
-        blocks = _once(begin + (head - begin) // self.block * self.block, len(of))
-        rows = blocks[:, None] + torch.arange(self.block)
+        blocks = _once(begin + (head - begin) // block * block, len(of))
+        rows = blocks[:, None] + torch.arange(block)
         inside = rows < len(of)
         return rows[inside & (of[rows.clamp(max=len(of) - 1)] == of[blocks][:, None])]
 
@@ -74,7 +75,7 @@ class MergeGap:
         _whole("merge_gap", self.gap, 0)
 
     def apply(self, head: torch.Tensor, scene: Scene) -> torch.Tensor:
-        of = _documents(scene).tolist()
+        of, spans = _documents(scene).tolist(), scene.spans
         taken = [False] * len(of)
         out: list[int] = []
         for slot in head.tolist():
@@ -82,10 +83,9 @@ class MergeGap:
                 continue
             taken[slot] = True
             out.append(slot)
-            for step in (-1, 1):
-                near = range(slot + step, slot + step * (self.gap + 2), step)
-                inside = [s for s in near if 0 <= s < len(of) and of[s] == of[slot]]
-                other = next((s for s in inside if taken[s]), None)
+            span = spans[of[slot]]
+            for step, end in ((-1, max(span.start, slot - self.gap - 1) - 1), (1, min(span.stop, slot + self.gap + 2))):
+                other = next((s for s in range(slot + step, end, step) if taken[s]), None)
                 for between in () if other is None else range(slot + step, other, step):
                     taken[between] = True
                     out.append(between)
@@ -162,6 +162,11 @@ def _documents(scene: Scene) -> torch.Tensor:
     for number, span in enumerate(scene.spans):
         out[span.start : span.stop] = number
     return out
+
+
+def _longest(scene: Scene) -> int:
+    """Rows of the longest span: no setting reaches farther, however large it is written."""
+    return max(map(len, scene.spans), default=0)
 
 
 def _starts(scene: Scene) -> torch.Tensor:

@@ -58,7 +58,7 @@ class Notes:
             if blake3(text.encode()).hexdigest() != framed["checksum"]:
                 return None
             return dict(json.loads(text))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
     def remove(self, namespace: str | None = None) -> int:
