@@ -8,6 +8,7 @@ from kvquilt.errors import InputError, nearest
 from kvquilt.gate_report import DoctorReport
 from kvquilt.ledger import Fallback
 from kvquilt.repair.presets import AUTO_ORDER, METHODS, Method, find_method
+from kvquilt.repair.written import has_budget
 
 POLICIES = ("auto", "always")
 _WAY_OUT = "to reuse without a passing measurement, name a method, such as retrieved-document"
@@ -38,17 +39,12 @@ def written_method(method: str, budget: object, default: object = None) -> str:
             beside full prefill.
     """
     if budget is None:
-        if default is None or method == "auto" or not find_method(method).reuses or _has_budget(method):
+        if default is None or method == "auto" or not find_method(method).reuses or has_budget(method):
             return method
         return find_method(method).within(default).name
     if method == "auto":
         raise InputError("budget", "auto runs what was measured; name a method to give it a budget", str(budget))
     return find_method(method).within(budget).name
-
-
-def _has_budget(written: str) -> bool:
-    """Whether a method is written with a budget: the one option that is no ``field=value``."""
-    return any(option.strip() and "=" not in option for option in written.partition(":")[2].split(","))
 
 
 def resolve(

@@ -22,6 +22,7 @@ from kvquilt.identity import namespace
 from kvquilt.placement import place_runs
 from kvquilt.prompt import Document
 from kvquilt.repair.presets import Method, find_method
+from kvquilt.repair.written import with_option
 from kvquilt.store import Failure
 from kvquilt.tuning_samples import LEAST_PROMPTS, Question, Sample, halved_samples
 
@@ -38,14 +39,8 @@ _BUDGETED = ("epic:k=4096", "cacheblend", "prophetkv", "infoflow", "infoflow-reo
 
 def candidates() -> tuple[str, ...]:
     """What is tried by default: every recipe with every method, at every budget where it takes one."""
-    written = [*_UNBUDGETED, *(_joined(name, budget) for name in _BUDGETED for budget in BUDGETS)]
-    return tuple(_joined(name, f"writer={recipe}" if recipe else "") for name in written for recipe in RECIPES)
-
-
-def _joined(name: str, option: str) -> str:
-    if not option:
-        return name
-    return f"{name}{',' if ':' in name else ':'}{option}"
+    written = [*_UNBUDGETED, *(with_option(name, budget) for name in _BUDGETED for budget in BUDGETS)]
+    return tuple(with_option(name, f"writer={recipe}") if recipe else name for name in written for recipe in RECIPES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from io import BytesIO
 
 from kvquilt.errors import InputError
+from kvquilt.repair.written import without_budget
 from kvquilt.tuning import Trial, TuneReport
 
 
@@ -24,7 +25,7 @@ def plot(report: TuneReport) -> bytes:
     axes = figure.add_subplot()
     lines: dict[str, list[Trial]] = {}
     for trial in report.trials:
-        lines.setdefault(_line(trial.method), []).append(trial)
+        lines.setdefault(without_budget(trial.method), []).append(trial)
     for name, trials in lines.items():
         points = sorted((100 * t.charged, t.quality) for t in trials)
         style = "--" if "isolated" in name else "-"
@@ -41,10 +42,3 @@ def plot(report: TuneReport) -> bytes:
     out = BytesIO()
     figure.savefig(out, format="png")
     return out.getvalue()
-
-
-def _line(method: str) -> str:
-    """The method without its budget: what one line of the picture is of."""
-    name, _, options = method.partition(":")
-    kept = ",".join(o for o in options.split(",") if "=" in o)
-    return f"{name}:{kept}" if kept else name

@@ -7,7 +7,6 @@ field of its selector, for ``writer`` or for ``order``: ``epic:k=16``, ``cachebl
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,6 +33,7 @@ from kvquilt.repair.retrieved_document import RetrievedDocument
 from kvquilt.repair.selector import Selector
 from kvquilt.repair.spread import Spread
 from kvquilt.repair.stored_attention import StoredAttention
+from kvquilt.repair.written import number, split, value_like, with_option, without_budget
 from kvquilt.writers.recipes import check_recipe
 
 POST: dict[str, Callable[[Any], PostProcessor]] = {  # each is made from one number
@@ -92,8 +92,7 @@ class Method:
         given = Budget.parse(budget)
         if not self.reuses:
             raise InputError("budget", "full prefill computes everything and takes no budget", str(given))
-        base = ":".join([self.name.partition(":")[0], *_without_budget(self.name)])
-        return dataclasses.replace(self, budget=given, name=f"{base}{',' if ':' in base else ':'}{given}")
+        return dataclasses.replace(self, budget=given, name=with_option(without_budget(self.name), str(given)))
 
 
 INFOFLOW = QuestionAttention(layers=(-2, -1), softmax_over="documents+question", reduce_rows="l2")
@@ -224,11 +223,11 @@ AUTO_ORDER = ("retrieved-document", "none")  # what `auto` tries, first to last,
 
 @lru_cache(maxsize=256)
 def _made(written: str) -> Method:
-    name, _, options = written.partition(":")
+    name, options = split(written)
     if name not in METHODS:
         raise InputError("method", f"unknown method {name!r}{nearest(name, [*METHODS, 'auto'])}")
     method = METHODS[name]
-    for option in filter(None, (part.strip() for part in options.split(","))):
+    for option in options:
         field, equals, value = option.partition("=")
         method = _with(method, field.strip(), value.strip()) if equals else method.within(option)
     return dataclasses.replace(method, name=written)
@@ -255,52 +254,15 @@ def _with(method: Method, field: str, value: str) -> Method:
             raise InputError("order", f"unknown order {value!r}{nearest(value, map(str, Order))}")
         return dataclasses.replace(method, order=Order(value))
     if field in POST:
-        made = POST[field](_number("post", field, value))  # one number each
+        made = POST[field](number("post", field, value))  # one number each
         return dataclasses.replace(method, post=(*method.post, made))
     held: dict[str, Any] = {"selector": method.selector, "correction": method.correction}
     for part, thing in held.items():
         names = {f.name: f for f in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else {}
         if field in names and field not in ("probe", "granularity"):
             now = getattr(thing, field)
-            changed = dataclasses.replace(thing, **{field: _like(now, field, value)})
+            changed = dataclasses.replace(thing, **{field: value_like(now, field, value)})
             return dataclasses.replace(method, **{part: changed})
     known = [n for t in held.values() if dataclasses.is_dataclass(t) for n in (f.name for f in dataclasses.fields(t))]
     known = [n for n in known if n not in ("probe", "granularity")] + ["writer", "order", *POST]
     raise InputError("method", f"{method.name} has no option {field!r}{nearest(field, known)}")
-
-
-def _like(now: object, field: str, value: str) -> object:
-    """`value` as what the field holds now: a truth value, a number, several of them joined by ``+``, or text."""
-    if isinstance(now, bool):
-        if value not in ("true", "false"):
-            raise InputError(field, "must be true or false", value)
-        return value == "true"
-    if isinstance(now, tuple):
-        return tuple(_whole(field, part) for part in value.split("+"))
-    if isinstance(now, int):
-        return _whole(field, value)
-    return float(_number("method", field, value)) if isinstance(now, float) else value
-
-
-def _whole(field: str, value: str) -> int:
-    number = _number("method", field, value)
-    if not math.isfinite(number) or number != int(number):
-        raise InputError(field, "must be a whole number", value)
-    return int(number)
-
-
-def _number(where: str, field: str, value: str) -> int | float:
-    try:
-        return int(value)
-    except ValueError:
-        pass
-    try:
-        return float(value)
-    except ValueError:
-        raise InputError(where, f"{field} must be a number", value) from None
-
-
-def _without_budget(name: str) -> list[str]:
-    """The options of a written method that are not its budget, as one text, or nothing."""
-    kept = [o for o in name.partition(":")[2].split(",") if "=" in o]
-    return [",".join(kept)] if kept else []
