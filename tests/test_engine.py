@@ -261,6 +261,16 @@ def test_documents_of_any_length_are_reused_whole(engine: Engine, tokens: int) -
     assert ledger.tokens[Provenance.REUSED] == tokens
 
 
+def test_a_budget_is_held_against_the_documents_as_this_tenant_has_them_before_anything_is_computed() -> None:
+    docs, method = documents(4), "cacheblend:1%,writer=in-situ"
+    with make_engine() as engine:
+        engine.compile(docs, tenant="acme", gate=False, method=method)
+        with pytest.raises(InputError, match="least possible"):
+            engine.stream(QUESTION, docs[::-1], method=method, tenant="acme")
+        # another tenant's are encoded where they stand, so that nothing is left to spend on
+        assert engine.ask(QUESTION, docs[::-1], method=method, tenant="other", max_new_tokens=1).ledger.spending
+
+
 def test_tenants_do_not_share_and_a_tenant_finds_its_own_after_a_restart(tmp_path: Path) -> None:
     docs = documents()
     with make_engine(directory=tmp_path) as engine:

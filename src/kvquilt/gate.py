@@ -79,7 +79,7 @@ def examine(
     samples = sample_prompts(documents, fit_documents(engine, builtin_documents()), count)
     runs = _runs(engine, "?", samples[0][0])
     for found in seen.values():  # before anything is computed
-        engine.reader.check(_placed(runs, found.method, range(len(samples[0][0]))), found.method)
+        engine.reader.check(_placed(runs, found.method, range(len(samples[0][0]))), found.method, tenant)
     checks = tuple(check_endpoints(engine, documents))
     if not all(c.passed for c in checks):
         samples = []

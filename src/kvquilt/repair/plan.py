@@ -63,8 +63,7 @@ def _cost(choice: Choice, chosen: torch.Tensor, last: int) -> int:
         return own
     if choice.decline:
         chosen = choice.ranking[: max(counts_by_layer(choice, len(chosen), last).values(), default=0)]
-    resumed = 0 if choice.entering is None else int(torch.isin(chosen, choice.entering[0]).sum())
-    return own + (len(chosen) - resumed) * choice.first
+    return own + (len(chosen) - choice.resuming(chosen)) * choice.first
 
 
 def counts_by_layer(choice: Choice, rows: int, layers: int) -> dict[int, int]:

@@ -39,6 +39,13 @@ class Scene:
     besides: int = 0
 
     @property
+    def placed(self) -> SlotCache:
+        """The cache, where the segments have been placed."""
+        if self.cache is None:
+            raise ValueError("this scene has no placed segments")
+        return self.cache
+
+    @property
     def layers(self) -> int:
         return self.model.capability.layers
 
@@ -84,19 +91,18 @@ class Scene:
             queries: go on to the queries of the last layer, not only to its keys.
             visible: see `RowPlan`.
         """
-        if self.cache is None:
-            raise ValueError("this scene has no placed segments to probe")
+        cache = self.placed
         ids = torch.tensor(self.placement.ids)[slots][None]
         plan = RowPlan(
             slots,
             self.placement.tokens,
-            view=self.cache.view,
+            view=cache.view,
             visible=visible,
             until=until,
             queries=queries,
             watcher=watcher,
         )
-        self.model.forward(ids, plan, self.cache, 0, self.counter)
+        self.model.forward(ids, plan, cache, 0, self.counter)
 
     @property
     def charged(self) -> int:

@@ -64,6 +64,14 @@ class Choice:
     narrow: Narrow | None = None
     drop_rest: bool = False
 
+    def __post_init__(self) -> None:
+        if self.drop_rest and (self.entering is not None or self.narrow is not None or self.decline):
+            raise ValueError("slots move up where rows are dropped: such rows pass all their layers from the start")
+
+    def resuming(self, slots: torch.Tensor) -> int:
+        """How many of `slots` enter layer `first` with what a probe left, and pass no layer before."""
+        return 0 if self.entering is None else int(torch.isin(slots, self.entering[0]).sum())
+
 
 class Selector(Protocol):
     """Chooses which document rows are computed again; inline rows always are.
