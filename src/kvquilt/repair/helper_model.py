@@ -6,12 +6,12 @@ import torch
 
 from kvquilt.errors import ContextLengthError, InputError, PromptError
 from kvquilt.model.language_model import LanguageModel, RowCounter
-from kvquilt.model.rows import RowPlan, Watcher
+from kvquilt.model.rows import RowPlan
 from kvquilt.offsets import Rendering, carried_over, document_spans, render
+from kvquilt.repair.attention_scores import Received
 from kvquilt.repair.scene import Scene
 from kvquilt.repair.selector import Choice, Granularity, Probe
 from kvquilt.tokens import encoder
-from kvquilt.writers.attention_rows import attention_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class HelperModel:
 
     The helper prefills the same prompt in its own tokens. A token of the reader gets the largest attention among the
     helper's tokens that share a character with it, and then the mean of its group. The paper's group width, its way of
-    joining heads and its mapping between tokenizers are not known; sums over heads and question rows are ours.
+    joining heads and its mapping between tokenizers are not known; means over heads and question rows are ours.
 
     Charged are the helper's products with its weights, in units of one row through one layer of the reader, rounded
     up; its attention is not. Without a helper model it raises `InputError`, as for a prompt that the helper cannot
@@ -53,12 +53,13 @@ class HelperModel:
             return Choice(scene.slots)
         rendering, counter = self._rendering(scene, helper), RowCounter()
         tokens, layer = len(rendering.ids), self._layer(helper)
-        seen = _Received(layer, _asking(scene, rendering), tokens)
+        seen = Received(_asking(scene, rendering), None, {layer}, "mean", "mean")
         plan = RowPlan(torch.arange(tokens), tokens, until=layer, queries=True, watcher=seen)
         with helper.pool.lend(tokens) as cache:
             helper.forward(torch.tensor([rendering.ids]), plan, cache, 0, counter)
         scene.besides += _charge(counter, helper, scene.model)
-        parts = [self._scores(scene, rendering, helper, i, seen.attention) for i in scene.spendable]
+        attention = seen.scores
+        parts = [self._scores(scene, rendering, helper, i, attention) for i in scene.spendable]
         return Choice(scene.ranked(torch.cat(parts)))
 
     def _layer(self, helper: LanguageModel) -> int:
@@ -131,21 +132,3 @@ def _asking(scene: Scene, rendering: Rendering) -> torch.Tensor:
         if bool(((asking >= span.start) & (asking < span.stop)).any()):
             rows += list(at if run.document is None else at[-1:])
     return torch.tensor(rows or [len(rendering.ids) - 1])
-
-
-class _Received(Watcher):
-    """Attention ``[tokens]`` fp32 that every token gets from `rows` in one layer, summed over heads and rows."""
-
-    def __init__(self, layer: int, rows: torch.Tensor, tokens: int) -> None:
-        self._layer, self._rows = layer, rows
-        self.attention = torch.zeros(tokens)
-
-    def attends(
-        self, layer: int, plan: RowPlan, query: torch.Tensor, keys: torch.Tensor, scaling: float, window: int | None
-    ) -> None:
-        if layer != self._layer:
-            return
-        asking = query[:, :, self._rows.to(query.device)]
-        for _, weights in attention_rows(asking, keys, self._rows, scaling, window):
-            received = weights.sum((0, 1)).cpu()
-            self.attention[: len(received)] += received
