@@ -68,9 +68,12 @@ def test_the_report_is_stored_and_survives_json(tmp_path: Path) -> None:
     with make_engine(directory=tmp_path) as again:
         assert again.tuned() == report == TuneReport.from_dict(json.loads(json.dumps(report.as_dict())))
         assert again.tuned("other") is None
-        again.store.write_note(namespace(None), name, {"model": "of another version"})
-    with make_engine(directory=tmp_path) as foreign:
-        assert foreign.tuned() is None
+    written = report.as_dict()
+    other = {"target": "0.9"}, {"held_out": {**written["held_out"], "quality": None}}, {"chosen": 3}, {"trials": 3}
+    for note in ({"model": "of another version"}, *({**written, **change} for change in other)):
+        with make_engine(directory=tmp_path) as foreign:
+            foreign.store.write_note(namespace(None), name, note)
+            assert foreign.tuned() is None
 
 
 def test_what_does_not_hold_on_the_other_half_is_not_used() -> None:
@@ -147,7 +150,9 @@ def _said(engine: Engine, question: str, docs: list[Document]) -> str:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [({"target": 0.0}, "target"), ({"target": 1.5}, "target"), ({"prompts": 5}, "prompts"),
-     ({"methods": ("full",)}, "full prefill is the truth"), ({"methods": ("non",)}, "did you mean"),
+     ({"methods": ("full",)}, "full prefill is the truth"), ({"methods": ()}, "at least one"),
+     ({"methods": ("none", "full:order=documents_first")}, "full prefill is the truth"),
+     ({"methods": ("auto",)}, "auto runs what was measured"), ({"methods": ("non",)}, "did you mean"),
      ({"questions": [Question("What is this?")]}, "at least 3 are needed")],
 )  # fmt: skip
 def test_bad_input_is_named(changes: dict[str, object], match: str) -> None:

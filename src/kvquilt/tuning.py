@@ -186,8 +186,11 @@ def tune(
         raise InputError("prompts", f"must be at least {2 * LEAST_PROMPTS}: half of them choose, half report", prompts)
     names = list(dict.fromkeys(candidates() if methods is None else methods))
     trying = {name: find_method(name) for name in names}
-    if "full" in trying:
-        raise InputError("methods", "full prefill is the truth that the others are measured against", "full")
+    if not trying:
+        raise InputError("methods", "at least one is needed", names)
+    for name, method in trying.items():
+        if not method.reuses:
+            raise InputError("methods", "full prefill is the truth that the others are measured against", name)
     began = time.perf_counter()
     known = bool(questions) and all(q.answers for q in questions)
     if not known:  # a score over some of the prompts cannot be compared with a target for all
@@ -232,7 +235,8 @@ def stored_tuning(engine: Engine, tenant: str | None) -> TuneReport | None:
         report = TuneReport.from_dict(note)
         if report.chosen is not None:
             find_method(report.chosen)
-    except (TypeError, KeyError, AttributeError, InputError):
+        _ = report.accepted, report.summary  # figures of another type show when they are used
+    except (TypeError, ValueError, KeyError, AttributeError):
         log.warning("the stored tuning is of another version and counts as none; run tune")
         return None
     return report

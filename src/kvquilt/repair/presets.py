@@ -224,6 +224,8 @@ AUTO_ORDER = ("retrieved-document", "none")  # what `auto` tries, first to last,
 @lru_cache(maxsize=256)
 def _made(written: str) -> Method:
     name, options = split(written)
+    if name == "auto":
+        raise InputError("method", "auto runs what was measured and takes no options; name a method", written)
     if name not in METHODS:
         raise InputError("method", f"unknown method {name!r}{nearest(name, [*METHODS, 'auto'])}")
     method = METHODS[name]
