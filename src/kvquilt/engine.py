@@ -15,7 +15,7 @@ from kvquilt.compiling import CompileReport, compile_documents
 from kvquilt.config import Settings
 from kvquilt.context import check_prompt_fits
 from kvquilt.decode import Sampling
-from kvquilt.errors import ContextLengthError, InputError, PromptError
+from kvquilt.errors import ContextLengthError, InputError
 from kvquilt.gate import examine
 from kvquilt.gate_report import DoctorReport
 from kvquilt.gate_samples import builtin_documents
@@ -31,6 +31,7 @@ from kvquilt.reading import Reader
 from kvquilt.repair.presets import AUTO_ORDER, METHODS, Method, find_method
 from kvquilt.retrieval import ranked_documents
 from kvquilt.store import Store
+from kvquilt.template import PromptTemplate
 from kvquilt.tuning import TuneReport, tune
 from kvquilt.tuning_samples import Question
 from kvquilt.writers.isolated import Isolated
@@ -65,9 +66,9 @@ class Engine:
         self.settings = settings or Settings.resolve()[0]
         if conversations < 0:
             raise InputError("conversations", "must be at least 0", conversations)
-        self._system, self._conversations = system, conversations
-        self._system_role = self._has_system_role()
-        preamble = self._preamble()
+        self._conversations = conversations
+        self._template = PromptTemplate(model.tokenizer, system)
+        preamble = self._template.opening
         if isinstance(shared_prefix, str):
             prefix = Prompt([shared_prefix]).ids(model.tokenizer)
         else:
@@ -137,15 +138,7 @@ class Engine:
 
     def prompt(self, question: str, documents: Sequence[Document]) -> Prompt:
         """The prompt of `ask`: system message, documents, question, in the model's chat template if it has one."""
-        if not self.model.tokenizer.chat_template:
-            return Prompt.plain(self._system, documents, question)
-        content: list[str | Document] = [*documents, f"\nQuestion: {question}"]
-        if self._system and not self._system_role:
-            content.insert(0, f"{self._system}\n\n")
-        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
-        if self._system and self._system_role:
-            messages.insert(0, {"role": "system", "content": self._system})
-        return Prompt.chat(messages, self.model.tokenizer)
+        return self._template.filled(question, documents)
 
     def compile(
         self,
@@ -377,22 +370,6 @@ class Engine:
         """`Sampling` with the settings' answer length where none is given."""
         length = self.settings.max_new_tokens if max_new_tokens is None else max_new_tokens
         return Sampling(stop=tuple(stop) if isinstance(stop, list) else stop, max_new_tokens=length, **options)  # type: ignore[arg-type]
-
-    def _has_system_role(self) -> bool:
-        """Whether the chat template takes a system message; where not, its text opens the user's turn."""
-        if not self.model.tokenizer.chat_template:
-            return False
-        messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
-        try:
-            Prompt.chat(messages, self.model.tokenizer)
-        except PromptError:
-            return False
-        return True
-
-    def _preamble(self) -> tuple[int, ...]:
-        """Ids that every prompt of `ask` begins with."""
-        runs = self.prompt("?", [Document("x")]).runs(self.model.tokenizer)
-        return runs[0].ids if runs[0].document is None else ()
 
     def _prompt_of(self, question: str | Prompt, documents: Sequence[Document] | None) -> Prompt:
         if isinstance(question, Prompt):

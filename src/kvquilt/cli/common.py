@@ -83,13 +83,15 @@ def method_names(written: str) -> list[str]:
     >>> method_names("none,epic:k=16,5%,writer=isolated,cacheblend")
     ['none', 'epic:k=16,5%,writer=isolated', 'cacheblend']
     """
+    from kvquilt.repair.written import with_option
+
     if ";" in written:
         return [name.strip() for name in written.split(";") if name.strip()]
     names: list[str] = []
     for part in filter(None, (part.strip() for part in written.split(","))):
         is_option = "=" in part.partition(":")[0] or (part.endswith("%") and ":" not in part) or part.isdigit()
         if is_option and names:
-            names[-1] += f"{',' if ':' in names[-1] else ':'}{part}"
+            names[-1] = with_option(names[-1], part)
         else:
             names.append(part)
     return names

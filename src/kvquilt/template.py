@@ -1,0 +1,57 @@
+"""The prompts of `Engine.ask`: system message, documents, question, in the model's chat template if it has one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvquilt.errors import PromptError
+from kvquilt.prompt import Document, Prompt
+from kvquilt.tokens import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTemplate:
+    """What stands around documents and question.
+
+    Attributes:
+        system: the system message; "" for none. Where the chat template takes none, it opens the user's turn.
+    """
+
+    tokenizer: Tokenizer
+    system: str
+    _system_role: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_system_role", _has_system_role(self.tokenizer))
+
+    def filled(self, question: str, documents: Sequence[Document]) -> Prompt:
+        """The prompt of one question."""
+        if not self.tokenizer.chat_template:
+            return Prompt.plain(self.system, documents, question)
+        content: list[str | Document] = [*documents, f"\nQuestion: {question}"]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+        if self.system and self._system_role:
+            messages.insert(0, {"role": "system", "content": self.system})
+        elif self.system:
+            content.insert(0, f"{self.system}\n\n")
+        return Prompt.chat(messages, self.tokenizer)
+
+    @property
+    def opening(self) -> tuple[int, ...]:
+        """Ids that all its prompts begin with, whatever the documents."""
+        first = self.filled("?", [Document("x")]).runs(self.tokenizer)[0]
+        return first.ids if first.document is None else ()
+
+
+def _has_system_role(tokenizer: Tokenizer) -> bool:
+    """Whether the chat template takes a system message."""
+    if not tokenizer.chat_template:
+        return False
+    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
+    try:
+        Prompt.chat(messages, tokenizer)
+    except PromptError:
+        return False
+    return True
