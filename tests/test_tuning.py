@@ -12,8 +12,9 @@ from kvquilt import Document, Engine
 from kvquilt.errors import InputError
 from kvquilt.identity import namespace
 from kvquilt.retrieval import top_k
-from kvquilt.tuning import Trial, TuneReport, candidates, note_name
+from kvquilt.tuning import candidates, note_name
 from kvquilt.tuning_plot import plot
+from kvquilt.tuning_report import Trial, TuneReport
 from kvquilt.tuning_samples import Question, halved_samples, read_questions
 from tests.engines import QUESTION, documents, make_engine
 

@@ -32,7 +32,8 @@ from kvquilt.repair.presets import AUTO_ORDER, METHODS, Method, find_method
 from kvquilt.retrieval import ranked_documents
 from kvquilt.store import Store
 from kvquilt.template import PromptTemplate
-from kvquilt.tuning import TuneReport, tune
+from kvquilt.tuning import tune
+from kvquilt.tuning_report import TuneReport
 from kvquilt.tuning_samples import Question
 from kvquilt.writers.isolated import Isolated
 

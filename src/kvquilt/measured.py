@@ -11,7 +11,8 @@ from kvquilt.identity import namespace
 from kvquilt.ledger import Ledger
 from kvquilt.policy import resolve
 from kvquilt.repair.presets import Method, find_method
-from kvquilt.tuning import TuneReport, stored_tuning
+from kvquilt.tuning import stored_tuning
+from kvquilt.tuning_report import TuneReport
 
 if TYPE_CHECKING:
     from kvquilt.engine import Engine

@@ -6,7 +6,7 @@ from io import BytesIO
 
 from kvquilt.errors import InputError
 from kvquilt.repair.written import without_budget
-from kvquilt.tuning import Trial, TuneReport
+from kvquilt.tuning_report import Trial, TuneReport
 
 
 def plot(report: TuneReport) -> bytes:

@@ -26,7 +26,7 @@ from kvquilt.cli.common import (
 from kvquilt.cli.work import check_helper, check_path, open_engine, passages_in
 
 if TYPE_CHECKING:
-    from kvquilt.tuning import TuneReport
+    from kvquilt.tuning_report import TuneReport
 
 
 def tune(
