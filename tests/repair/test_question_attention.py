@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 from kvquilt.errors import InputError
 from kvquilt.ledger import Ledger, Spending
+from kvquilt.model import attention_rows
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.placement import Order, Placement, place_runs
 from kvquilt.reading import Reader
@@ -21,7 +22,6 @@ from kvquilt.repair.presets import find_method
 from kvquilt.repair.question_attention import QuestionAttention
 from kvquilt.repair.scene import Scene
 from kvquilt.store import Store
-from kvquilt.writers import attention_rows
 from kvquilt.writers.digest import Digest
 from kvquilt.writers.isolated import Isolated
 from tests.models import build, tiny

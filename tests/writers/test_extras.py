@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kvquilt.errors import InputError
+from kvquilt.model import attention_rows as rows_module
+from kvquilt.model.attention_rows import attention_rows
 from kvquilt.model.language_model import RowCounter
 from kvquilt.model.rows import RowPlan, Watcher
 from kvquilt.segment import CompiledSegment
-from kvquilt.writers import attention_rows as rows_module
-from kvquilt.writers.attention_rows import attention_rows
 from kvquilt.writers.attention_statistics import AttentionStatistics
 from kvquilt.writers.chunk_scores import ChunkScores, document_digest
 from kvquilt.writers.digest import Digest

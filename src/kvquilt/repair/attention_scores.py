@@ -6,8 +6,8 @@ from collections.abc import Set
 
 import torch
 
+from kvquilt.model.attention_rows import attention_rows
 from kvquilt.model.rows import RowPlan, Watcher
-from kvquilt.writers.attention_rows import attention_rows
 
 
 class Received(Watcher):
