@@ -163,7 +163,15 @@ def test_bad_input_is_named(changes: dict[str, object], match: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["{", "[]", '{"question": ""}', '{"question": "a", "answers": [1]}', '{"question": "a", "answers": {}}', "1"],
+    [
+        "{",
+        "[]",
+        '{"question": ""}',
+        '{"question": "a", "answers": [1]}',
+        '{"question": "a", "answers": {}}',
+        "1",
+        "[" * 10**5,
+    ],
 )
 def test_a_question_of_another_form_is_named_by_its_line(tmp_path: Path, line: str) -> None:
     file = tmp_path / "q.jsonl"

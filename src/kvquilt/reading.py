@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -106,7 +106,8 @@ class Reader:
 
     def check(self, placement: Placement, method: Method, tenant: str | None = None) -> None:
         """Raise `InputError` where the method's budget cannot pay for its probe."""
-        request = Request(self, placement, method, 1, tenant)
+        apart = replace(self, _notebooks={})  # what is only checked counts as no use
+        request = Request(apart, placement, method, 1, tenant)
         request.allowed(request.scene)
 
     def read(

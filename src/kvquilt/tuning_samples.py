@@ -60,7 +60,7 @@ def read_questions(path: Path) -> list[Question]:
 def _question(line: str, number: int) -> Question:
     try:
         data: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         data = None
     text = data.get("question") if isinstance(data, dict) else None
     answers = data.get("answers", []) if isinstance(data, dict) else None

@@ -22,6 +22,8 @@ from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.notebook import Notebook, Use
 from kvquilt.writers.together import compile_together
 from kvquilt.writers.variants import Variant, variants_of, with_variant
+from tests.engines import QUESTION as QUESTION_TEXT
+from tests.engines import documents, make_engine
 from tests.models import tiny
 from tests.oracle import random_ids
 
@@ -198,6 +200,21 @@ def test_uses_are_collected_and_written_now_and_then(notes: Notebook) -> None:
     ask(RECIPE, notes, placed(C, D))
     learn(RECIPE, notes, [Isolated(SHARED + B, (AttentionStatistics(((5, 5 + len(B)),)),))], [D])
     assert [each.use.hits for each in RECIPE._variants(notes, D)] == [15, 2, 0], "a new variant writes what waits"
+
+
+def test_a_request_uses_a_variant_once_and_one_that_is_refused_not_at_all() -> None:
+    with make_engine() as engine:
+        docs = documents(2)
+        engine.compile(docs, gate=False, method="cache-craft")
+
+        def hits() -> int:
+            return sum(use.hits for uses in engine.reader.notes(None)._uses.values() for use in uses.values())
+
+        engine.ask(QUESTION_TEXT, docs[::-1], method="cache-craft", max_new_tokens=1)
+        assert hits() == len(docs)
+        with pytest.raises(InputError, match="least possible"):
+            engine.ask(QUESTION_TEXT, docs[::-1], method="cacheblend:writer=in-situ,1")
+        assert hits() == len(docs)
 
 
 def test_a_lost_update_only_costs_a_compile(notes: Notebook) -> None:
