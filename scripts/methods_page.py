@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from typing import Any
 from methods_measured import RESULTS, measured, origins, results_of, table, which
 
 from kvquilt.placement import Order
-from kvquilt.repair.presets import AUTO_ORDER, METHODS, POST, Method
+from kvquilt.repair.presets import AUTO_ORDER, METHODS, POST, Method, options_of
 from kvquilt.writers.recipes import RECIPES, RESIDUAL
 
 PROSE = Path(__file__).with_name("methods.in.md")
@@ -76,8 +75,7 @@ def _settings(method: Method) -> str:
 
 
 def _part(part: Any) -> str:
-    fields = [f.name for f in dataclasses.fields(part) if f.name not in ("probe", "granularity")]
-    return f"`{type(part).__name__}({', '.join(f'{name}={getattr(part, name)!r}' for name in fields)})`"
+    return f"`{type(part).__name__}({', '.join(f'{name}={value!r}' for name, value in options_of(part).items())})`"
 
 
 def _post() -> list[str]:

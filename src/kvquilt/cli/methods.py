@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from kvquilt.cli.common import Json, echo_json, echo_table
@@ -29,6 +28,8 @@ def methods(json_output: Json = False) -> None:
 
 def _row(method: Method) -> dict[str, Any]:
     """Plain types, ready for JSON; a writer of None is the engine's own."""
+    from kvquilt.repair.presets import options_of
+
     selector, correction = method.selector, method.correction
     return {
         "name": method.name,
@@ -41,13 +42,5 @@ def _row(method: Method) -> dict[str, Any]:
         "budget": None if method.budget is None else str(method.budget),
         "correction": None if correction is None else type(correction).__name__,
         "post": [type(each).__name__ for each in method.post],
-        "options": {**_fields(selector), **_fields(correction)},
+        "options": {**options_of(selector), **options_of(correction)},
     }
-
-
-def _fields(part: object) -> dict[str, Any]:
-    """What can be set of a selector or correction, and its value."""
-    if not dataclasses.is_dataclass(part):
-        return {}
-    fixed = ("probe", "granularity")
-    return {f.name: getattr(part, f.name) for f in dataclasses.fields(part) if f.name not in fixed}

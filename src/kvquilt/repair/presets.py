@@ -246,6 +246,14 @@ def find_method(name: object) -> Method:
     return _made(name)
 
 
+def options_of(part: object) -> dict[str, Any]:
+    """What can be set of a selector, correction or post-processor, and its value."""
+    if not dataclasses.is_dataclass(part):
+        return {}
+    declared = ("probe", "granularity")
+    return {f.name: getattr(part, f.name) for f in dataclasses.fields(part) if f.name not in declared}
+
+
 def _with(method: Method, field: str, value: str) -> Method:
     """The method with one option set."""
     if field == "writer":
@@ -259,12 +267,9 @@ def _with(method: Method, field: str, value: str) -> Method:
         made = POST[field](number("post", field, value))  # one number each
         return dataclasses.replace(method, post=(*method.post, made))
     held: dict[str, Any] = {"selector": method.selector, "correction": method.correction}
-    for part, thing in held.items():
-        names = {f.name: f for f in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else {}
-        if field in names and field not in ("probe", "granularity"):
-            now = getattr(thing, field)
-            changed = dataclasses.replace(thing, **{field: value_like(now, field, value)})
-            return dataclasses.replace(method, **{part: changed})
-    known = [n for t in held.values() if dataclasses.is_dataclass(t) for n in (f.name for f in dataclasses.fields(t))]
-    known = [n for n in known if n not in ("probe", "granularity")] + ["writer", "order", *POST]
+    for role, part in held.items():
+        if field in (now := options_of(part)):
+            changed = dataclasses.replace(part, **{field: value_like(now[field], field, value)})
+            return dataclasses.replace(method, **{role: changed})
+    known = [*(name for part in held.values() for name in options_of(part)), "writer", "order", *POST]
     raise InputError("method", f"{method.name} has no option {field!r}{nearest(field, known)}")
