@@ -120,7 +120,7 @@ def test_the_two_ends() -> None:
 @settings(max_examples=8, deadline=None)
 @given(shapes, st.integers(0, 20))
 def test_what_is_charged_was_counted_and_fits_the_budget(name: str, shape: list[tuple[str, int]], pick: int) -> None:
-    """T11: charged token-layers are rows that hooks saw, and never more than the budget."""
+    """T11 by the ledger's own word on any shape; hooks of the tests' own count in `tests/repair/test_spending.py`."""
     method, reader = METHODS[name], reader_of()
     placement = placed(shape, method, pick)
     out, ledger = read(placement, method, reader=reader)
