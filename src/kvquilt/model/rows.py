@@ -59,13 +59,7 @@ class Watcher:
     def enters(self, layer: int, plan: RowPlan, hidden: torch.Tensor) -> None:
         """`hidden` ``[batch, plan rows, width]`` is about to enter `layer`; it must not be changed."""
 
-    def writes(
-        self,
-        layer: int,
-        plan: RowPlan,
-        slots: tuple[torch.Tensor, torch.Tensor],
-        fresh: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
+    def writes(self, layer: int, plan: RowPlan, slots: Pair, fresh: Pair) -> None:
         """`fresh` keys and values ``[batch, kv_heads, current rows, dim]`` are about to overwrite their `slots`
         ``[batch, kv_heads, capacity, dim]``, which are the request's own and may be changed elsewhere."""
 
@@ -86,13 +80,7 @@ class Watchers(Watcher):
         for watcher in self._watchers:
             watcher.enters(layer, plan, hidden)
 
-    def writes(
-        self,
-        layer: int,
-        plan: RowPlan,
-        slots: tuple[torch.Tensor, torch.Tensor],
-        fresh: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
+    def writes(self, layer: int, plan: RowPlan, slots: Pair, fresh: Pair) -> None:
         for watcher in self._watchers:
             watcher.writes(layer, plan, slots, fresh)
 

@@ -6,7 +6,7 @@ import torch
 
 from kvquilt.errors import InputError
 from kvquilt.model.rope import Angles, RotaryTable, turned
-from kvquilt.model.rows import RowPlan, SlotView, Watcher
+from kvquilt.model.rows import Pair, RowPlan, SlotView, Watcher
 from kvquilt.repair.scene import Scene
 
 
@@ -45,13 +45,7 @@ class _Shift(Watcher):
             self._of[span.start : span.stop] = number
         self._angles: dict[int, Angles] = {}
 
-    def writes(
-        self,
-        layer: int,
-        plan: RowPlan,
-        slots: tuple[torch.Tensor, torch.Tensor],
-        fresh: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
+    def writes(self, layer: int, plan: RowPlan, slots: Pair, fresh: Pair) -> None:
         if plan.filled != len(self._of):
             raise InputError("correction", "a mean shift needs all rows of the prompt, and some were dropped")
         if layer == 0:  # keys and values there depend on the token alone: what differs is rounding
