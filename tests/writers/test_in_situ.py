@@ -23,7 +23,8 @@ from kvquilt.writers.notebook import Notebook, Use
 from kvquilt.writers.together import compile_together
 from kvquilt.writers.variants import Variant, variants_of, with_variant
 from tests.engines import QUESTION as QUESTION_TEXT
-from tests.engines import documents, make_engine
+from tests.engines import documents as texts
+from tests.engines import make_engine
 from tests.models import tiny
 from tests.oracle import random_ids
 
@@ -204,7 +205,7 @@ def test_uses_are_collected_and_written_now_and_then(notes: Notebook) -> None:
 
 def test_a_request_uses_a_variant_once_and_one_that_is_refused_not_at_all() -> None:
     with make_engine() as engine:
-        docs = documents(2)
+        docs = texts(2)
         engine.compile(docs, gate=False, method="cache-craft")
 
         def hits() -> int:
