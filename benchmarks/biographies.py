@@ -7,6 +7,8 @@ asked fact. People are disjoint between splits, and one wording of every questio
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 from dataclasses import dataclass
 
 _GIVEN = """
@@ -154,3 +156,17 @@ def items(split: str, count: int, documents: int, seed: int = 0) -> list[Item]:
         person = chosen[gold]
         made.append(Item(tuple(chosen), gold, wording.format(n=person.name), person.facts[attribute]))
     return made
+
+
+def shared_words(text: str, gold: str) -> dict[str, int]:
+    """Words of an answer that are right (``tp``), that are not (``fp``), and that are missing (``fn``)."""
+    predicted, wanted = _bag(text), _bag(gold)
+    shared = (predicted & wanted).total()
+    return {"tp": shared, "fp": predicted.total() - shared, "fn": wanted.total() - shared}
+
+
+def _bag(text: str) -> Counter[str]:
+    """Words of a short answer: first line, lower case, what stands behind the first copula or preposition."""
+    line = text.strip().split("\n")[0].lower().strip().rstrip(".")
+    line = re.sub(r"^.*?\b(?:is|was|are|in|on|at|for|from)\b\s+", "", line)
+    return Counter(line.split())

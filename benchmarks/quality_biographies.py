@@ -14,12 +14,11 @@ import json
 import re
 import statistics
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
-from biographies import items
+from biographies import items, shared_words
 
 from kvquilt.bench import environment
 from kvquilt.config import Settings
@@ -148,22 +147,11 @@ def _compare(engine: Engine, placement: Placement, method: str, truth: dict[str,
 
 
 def _score(answer: dict[str, Any], gold: str) -> dict[str, Any]:
-    predicted, wanted = _bag(answer["text"]), _bag(gold)
-    overlap = sum((predicted & wanted).values())
     return {
         "text": answer["text"],
-        "tp": overlap,
-        "fp": sum(predicted.values()) - overlap,
-        "fn": sum(wanted.values()) - overlap,
+        **shared_words(answer["text"], gold),
         "first_token_s": round(answer["first_token_s"], 4),
     }
-
-
-def _bag(text: str) -> Counter[str]:
-    """Words of a short answer: first line, lower case, what stands behind the first copula or preposition."""
-    line = text.strip().split("\n")[0].lower().strip().rstrip(".")
-    line = re.sub(r"^.*?\b(?:is|was|are|in|on|at|for|from)\b\s+", "", line)
-    return Counter(line.split())
 
 
 def _summary(lines: list[dict[str, Any]]) -> dict[str, Any]:

@@ -16,12 +16,11 @@ import json
 import re
 import statistics
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
-from biographies import items
+from biographies import items, shared_words
 
 from kvquilt.bench import environment
 from kvquilt.config import Settings
@@ -139,22 +138,11 @@ def _measure(engine: Engine, item: Any, length: str, arms: list[str], again: boo
 def _score(engine: Engine, spoken: Spoken, gold: str) -> dict[str, Any]:
     stop = engine.model.stop_ids
     text = engine.model.tokenizer.decode([i for i in spoken.ids if i not in stop], skip_special_tokens=True)
-    predicted, wanted = _bag(text), _bag(gold)
-    overlap = sum((predicted & wanted).values())
     return {
         "text": text,
-        "tp": overlap,
-        "fp": sum(predicted.values()) - overlap,
-        "fn": sum(wanted.values()) - overlap,
+        **shared_words(text, gold),
         "first_token_s": round(spoken.ledger.reading_seconds, 4),
     }
-
-
-def _bag(text: str) -> Counter[str]:
-    """Words of a short answer: first line, lower case, what stands behind the first copula or preposition."""
-    line = text.strip().split("\n")[0].lower().strip().rstrip(".")
-    line = re.sub(r"^.*?\b(?:is|was|are|in|on|at|for|from)\b\s+", "", line)
-    return Counter(line.split())
 
 
 def _summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
