@@ -191,6 +191,9 @@ def test_policy_decides_whether_a_named_method_obeys_the_gate() -> None:
     assert ran(method="none", policy="always") == ("none", [])
     assert ran(method="none", policy="auto") == ("full", ["gate_refused"])
     assert ran(method="retrieved-document", policy="auto") == ("retrieved-document", [])
+    refused = engine.ask(QUESTION, docs, method="epic:k=3", policy="auto").ledger.fallbacks[0].detail
+    assert "epic:k=3: not measured" in refused
+    assert "doctor --methods 'epic:k=3'" in refused, "what was named already is not told to name a method"
     assert ran(method="full", policy="auto") == ("full", [])
     with pytest.raises(InputError, match="policy: unknown policy 'allways'; did you mean 'always'"):
         engine.ask(QUESTION, docs, policy="allways")

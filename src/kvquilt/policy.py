@@ -77,4 +77,5 @@ def resolve(
         if not shortfall:
             return find_method(name), None
         reasons.append(f"{name}: {shortfall}")
-    return full, Fallback("gate_refused", f"{'; '.join(reasons)}; {_WAY_OUT}")
+    way_out = _WAY_OUT if asked == "auto" else f"measure it (doctor --methods '{asked}') or leave policy auto out"
+    return full, Fallback("gate_refused", f"{'; '.join(reasons)}; {way_out}")

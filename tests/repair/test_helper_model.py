@@ -203,7 +203,7 @@ def test_nothing_to_spend_on_costs_nothing() -> None:
 
 def test_without_a_helper_it_is_said_how_to_give_one_before_anything_is_computed() -> None:
     engine = make_engine(helper=None)
-    with pytest.raises(InputError, match=r"helper_model: .*--helper-model.*Engine\(helper=") as caught:
+    with pytest.raises(InputError, match=r"helper_model: .*--helper-model.*Engine.load\(.*helper=") as caught:
         engine.ask(QUESTION, documents(), method="cacheclip")
     assert caught.value.field == "helper_model"
     with pytest.raises(InputError, match="helper_model"):

@@ -63,7 +63,7 @@ def compile_documents(
             report = engine.compile(
                 found.documents, tenant=settings.tenant, gate=gate, progress=advance, method=method or ""
             )
-        stored = engine.store.stats()["disk"]
+        stored, tuned = engine.store.stats()["disk"], engine.tuned(settings.tenant)
     skipped = [{"path": each.path, "reason": each.reason} for each in found.skipped]
     if json_output:
         read = {"files": len(found.files), "skipped": skipped, "duplicates": found.duplicates}
@@ -76,7 +76,7 @@ def compile_documents(
         typer.echo(f"store     {settings.store_dir}: {stored.segments} segments, {size(stored.bytes)}")
         if report.gate is not None:
             typer.echo()
-            show_report(report.gate)
+            show_report(report.gate, tuned)
     if stored.failures:
         reasons = ", ".join(f"{reason} {count}" for reason, count in stored.failures.items())
         warn(f"error: segments could not be stored in {settings.store_dir}: {reasons}")

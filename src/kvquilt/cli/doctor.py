@@ -26,6 +26,7 @@ from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
     from kvquilt.gate_report import DoctorReport
+    from kvquilt.tuning_report import TuneReport
 
 
 def doctor(
@@ -65,16 +66,17 @@ def doctor(
             report = engine.doctor(
                 documents, settings.tenant, seconds=seconds, prompts=prompts, methods=named, progress=advance
             )
+        tuned = engine.tuned(settings.tenant)
     if json_output:
         echo_json(report.as_dict())
     else:
-        show_report(report)
+        show_report(report, tuned)
     if not report.healthy or not any(verdict.passed for verdict in report.verdicts if verdict.method in named):
         raise typer.Exit(ExitCode.GATE)
 
 
-def show_report(report: DoctorReport) -> None:
-    """Checks and verdicts as two tables on stdout, and what `auto` makes of them."""
+def show_report(report: DoctorReport, tuned: TuneReport | None) -> None:
+    """Checks and verdicts as two tables on stdout, and what `auto` makes of them, or of what `tune` found."""
     from kvquilt.policy import resolve
 
     mark = {True: "ok", False: "FAILED"}
@@ -98,7 +100,9 @@ def show_report(report: DoctorReport) -> None:
     ]
     echo_table(("method", "", "mean KL", "p95 KL", "top-1", "charged", "prompts", "why not"), rows)
     chosen, fallback = resolve("auto", report, report.max_kl, report.min_top1)
-    if fallback is None:
+    if tuned is not None and tuned.accepted and report.healthy:
+        typer.echo(f"\n`auto` uses {tuned.chosen}, which `tune` chose for {tuned.target:g}: {tuned.summary}.")
+    elif fallback is None:
         typer.echo(f"\n`auto` uses {chosen.name}.")
     else:
         typer.echo(

@@ -104,7 +104,7 @@ def no_helper() -> InputError:
     """The error of a method without the model it asks; says how to give one."""
     rule = (
         "this method asks a second, small model, and there is none: give one with --helper-model, the setting "
-        "helper_model, or Engine(helper=...)"
+        "helper_model, or Engine.load(..., helper=...)"
     )
     return InputError("helper_model", rule)
 

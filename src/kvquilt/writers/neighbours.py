@@ -16,6 +16,7 @@ from kvquilt.writers.recipe import Chosen
 from kvquilt.writers.similarity import most_similar
 
 _KIND = "neighbours"
+_ALONE = "no neighbours were prepared (compile for this method first); encoded behind the shared prefix alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Neighbours:
         chosen = []
         for i in documents:
             prefix = self._noted(notes, placement.runs[i].ids)
-            reason = "no neighbours were prepared; encoded behind the shared prefix alone" if prefix is None else ""
+            reason = "" if prefix is not None else _ALONE
             chosen.append(Chosen(self._behind(prefix), reason))
         return chosen
 
