@@ -45,6 +45,21 @@ def test_the_table_names_documents_fallbacks_and_the_method_asked_for() -> None:
     assert "asked" not in Ledger(method="none", asked="none").table()
 
 
+def test_a_long_line_of_the_table_continues_under_itself_and_tears_no_figure() -> None:
+    ledger = sample()
+    ledger.seconds = {f"stage{n}": n + 0.125 for n in range(12)}
+    lines = ledger.table(60).splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("seconds"))
+    assert lines[first + 1].startswith(" " * 17 + "stage") or lines[first + 1].lstrip()[0].isdigit()
+    assert all(len(line) <= 60 for line in lines)
+    assert f"{11.125:.3f}" in ledger.table(60)
+
+
+def test_a_follow_up_has_no_documents_and_no_empty_table() -> None:
+    text = Ledger(method="none", asked="none", model="tiny").table()
+    assert text.startswith("tiny: none\nprompt tokens")
+
+
 def test_an_empty_ledger_has_a_table_and_no_share() -> None:
     assert Ledger().reused_share == 0.0
     assert Ledger().table()

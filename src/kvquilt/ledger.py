@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from io import StringIO
+from textwrap import TextWrapper
 from typing import Any
 
 _log = logging.getLogger("kvquilt")
@@ -191,31 +192,40 @@ class Ledger:
 
         # no markup: an id may hold brackets
         out = Console(file=StringIO(), width=width, highlight=False, markup=False)
-        table = Table(title=f"{self.model}: {self.method}" + (f" (asked: {self.asked})" if self._changed else ""))
+        title = f"{self.model}: {self.method}" + (f" (asked: {self.asked})" if self._changed else "")
+        table = Table(title=title)
         for column in ("document", "tokens", "at", "provenance", "from", "why"):
             table.add_column(column, justify="right" if column in ("tokens", "at") else "left", overflow="fold")
         for d in self.documents:
             table.add_row(d.id, str(d.tokens), str(d.start), d.provenance, d.source, d.why)
-        out.print(table)
+        out.print(table if self.documents else title)
         counts = "  ".join(f"{name} {count}" for name, count in self.tokens.items() if count)
         forward = "  ".join(f"{name} {count}" for name, count in self.forward_tokens.items())
-        out.print(f"prompt tokens    {counts}   ({self.reused_share:.0%} reused)")
-        out.print(f"forward tokens   {forward}")
-        out.print("seconds          " + "  ".join(f"{k} {v:.3f}" for k, v in self.seconds.items()))
+
+        # wrapped at whole words, under themselves: neither figures nor ids are torn
+        lines = TextWrapper(width, subsequent_indent=" " * 17, break_long_words=False, break_on_hyphens=False)
+
+        def say(label: str, text: str) -> None:
+            out.print(lines.fill(f"{label:<17}{text}"), soft_wrap=True)
+
+        say("prompt tokens", f"{counts}   ({self.reused_share:.0%} reused)")
+        say("forward tokens", forward)
+        say("seconds", "  ".join(f"{k} {v:.3f}" for k, v in self.seconds.items()))
         if self.bytes_read:
-            out.print("bytes read       " + "  ".join(f"{k} {v / 1e6:.1f} MB" for k, v in self.bytes_read.items()))
+            say("bytes read", "  ".join(f"{k} {v / 1e6:.1f} MB" for k, v in self.bytes_read.items()))
         if (spent := self.spending) is not None and (spent.charged or spent.allowed is not None):
             limit = "" if spent.allowed is None else f" of {spent.allowed} allowed"
-            out.print(
-                f"repair           {spent.rows} rows ({spent.nominal_share:.1%}); charged {spent.charged} token-layers"
-                f"{limit} ({spent.charged_share:.1%}): probe {spent.probe}, rows {spent.repair}"
+            say(
+                "repair",
+                f"{spent.rows} rows ({spent.nominal_share:.1%}); charged {spent.charged} token-layers{limit} "
+                f"({spent.charged_share:.1%}): probe {spent.probe}, rows {spent.repair}",
             )
         if self.flops_full:
-            out.print(f"estimated work   {self.flops / self.flops_full:.1%} of a full prefill")
+            say("estimated work", f"{self.flops / self.flops_full:.1%} of a full prefill")
         if self.gate:
-            out.print(f"gate             {self.gate}", markup=False)
+            say("gate", self.gate)
         for fallback in self.fallbacks:
-            out.print(f"fallback         {fallback.reason}: {fallback.detail}")
+            say("fallback", f"{fallback.reason}: {fallback.detail}")
         return str(out.file.getvalue())  # type: ignore[attr-defined]  # the StringIO from above
 
     @property

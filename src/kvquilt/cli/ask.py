@@ -24,6 +24,7 @@ from kvquilt.cli.common import (
     echo_json,
     settings_of,
     warn,
+    width,
 )
 from kvquilt.cli.work import check_helper, check_path, open_engine, passages_in
 from kvquilt.errors import InputError
@@ -95,7 +96,7 @@ def ask(
     else:
         typer.echo("\n\nfrom: " + ", ".join(f"{each['id']} ({each['score']:.2f})" for each in used))
         if explain:
-            typer.echo("\n" + answer.explain())
+            typer.echo("\n" + ledger.table(width()))
     for fallback in ledger.fallbacks:
         warn(f"{fallback.reason}: {fallback.detail}")
     if reuse_failed(ledger.asked, ledger):

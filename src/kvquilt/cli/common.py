@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -117,6 +118,11 @@ def echo_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     widths = [max(len(row[i]) for row in table) for i in range(len(head))]
     for row in table:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def width() -> int:
+    """Columns for tables with borders: the terminal's, within reason; 110 where there is none."""
+    return min(110, max(60, shutil.get_terminal_size((110, 0)).columns))
 
 
 def warn(message: str) -> None:

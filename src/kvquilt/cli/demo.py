@@ -18,6 +18,7 @@ from kvquilt.cli.common import (
     progress,
     settings_of,
     size,
+    width,
 )
 from kvquilt.cli.doctor import show_report
 from kvquilt.cli.models import EMBEDDED
@@ -57,7 +58,7 @@ def demo(
             report = engine.compile(documents, tenant=_TENANT, progress=advance)
         say(f"compiled {report.compiled} documents, {report.stored_before} were in the store already")
         if report.gate is not None and not json_output:
-            show_report(report.gate)
+            show_report(report.gate, engine.tuned(_TENANT))
         _ask(engine, documents, _QUESTIONS[0], "full", lambda *a, **k: None)  # warms kernels for every shape
         rows, answers = [], []
         for n, question in enumerate(_QUESTIONS):
@@ -130,7 +131,7 @@ def _show(rows: list[dict[str, Any]], answers: list[dict[str, Answer]], place: d
     echo_table(("order", "full", "exact prefix hit", "none", "retrieved-document"), table)
     typer.echo("\nAn exact prefix hit needs the same documents in the same order as before; the other two do not.")
     typer.echo("\nWhat the last answer reused:\n")
-    typer.echo(answers[-1]["retrieved-document"].explain())
+    typer.echo(answers[-1]["retrieved-document"].ledger.table(width()))
     same = {m: sum(a[m].text == a["full"].text for a in answers) for m in _METHODS[1:]}
     typer.echo(
         f"Pure reuse (none) changes answers: {same['none']} of {len(answers)} are word for word those of full prefill, "

@@ -7,7 +7,7 @@ import json
 import typer
 
 from kvquilt.cli.ask import LAST_ANSWER
-from kvquilt.cli.common import Json, echo_json, settings_of
+from kvquilt.cli.common import Json, echo_json, settings_of, width
 from kvquilt.errors import InputError
 
 
@@ -21,7 +21,7 @@ def explain(context: typer.Context, json_output: Json = False) -> None:
     path = settings.cache_dir / LAST_ANSWER
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        table = Ledger.from_dict(kept["ledger"]).table()
+        table = Ledger.from_dict(kept["ledger"]).table(width())
     except FileNotFoundError:
         raise InputError("explain", "there is no answer yet; `kvquilt ask` leaves one", str(path)) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, NotRenderableError):
