@@ -14,6 +14,7 @@ from kvquilt.model.language_model import LanguageModel, RowCounter
 from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement
 from kvquilt.repair.presets import Method
+from kvquilt.repair.written import split
 from kvquilt.request import Request
 from kvquilt.segment import CompiledSegment
 from kvquilt.store import Layout, Store
@@ -154,7 +155,7 @@ class Reader:
             raise
         ledger.forward_tokens["read"] += counter.rows
         ledger.token_layers += counter.token_layers
-        ledger.tokens[Provenance.EXACT if method == "full" else Provenance.REUSED] += first
+        ledger.tokens[Provenance.EXACT if split(method)[0] == "full" else Provenance.REUSED] += first
         ledger.tokens[Provenance.ABSENT] += known - first
         ledger.tokens[Provenance.INLINE] += len(new)
         ledger.flops += counted_flops(self.model, counter)

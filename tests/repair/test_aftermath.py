@@ -196,3 +196,12 @@ def test_every_order_of_four_stored_documents_behind_one_token(name: str) -> Non
         assert bool(torch.isfinite(out).all())
     again, _ = read(reader, placement, method)
     assert torch.equal(again, out)
+
+
+@pytest.mark.parametrize("written", ["full", "full:order=documents_first", "full:order=target_last"])
+def test_what_follows_full_prefill_follows_exact_tokens(engine: Engine, written: str) -> None:
+    """Full prefill with options is full prefill still."""
+    answer = engine.ask(QUESTION, documents(3), method=written, max_new_tokens=2).follow_up("And?", max_new_tokens=1)
+    tokens = answer.ledger.tokens
+    assert tokens[Provenance.REUSED] == 0
+    assert tokens[Provenance.EXACT] + tokens[Provenance.INLINE] == answer.prompt_tokens

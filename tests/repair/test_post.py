@@ -137,6 +137,15 @@ def test_a_window_ends_with_its_document() -> None:
     assert through([Expand(2)], ranked(25, 27), SCENE) == [25, 24, 26, 23, 27, 28, 29]
 
 
+def test_windows_of_many_rows_are_those_of_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = ranked(25, 12, 41, 24, 30, 11, 2, 16)
+    for window in range(25):
+        whole = through([Expand(window)], head, SCENE)
+        with monkeypatch.context() as patch:
+            patch.setattr("kvquilt.repair.post._PIECE", 1)
+            assert through([Expand(window)], head, SCENE) == whole
+
+
 def test_blocks_are_counted_from_each_documents_start() -> None:
     assert through([RoundToBlock(4)], ranked(30, 13, 33, 18), SCENE) == [*range(30, 34), *range(12, 16), *range(16, 19)]
     assert through([RoundToBlock(1)], ranked(30, 13), SCENE) == [30, 13]

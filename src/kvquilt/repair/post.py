@@ -15,6 +15,8 @@ import torch
 from kvquilt.errors import InputError
 from kvquilt.repair.scene import Scene
 
+_PIECE = 1 << 16  # rows with their windows that are looked at at a time
+
 
 @dataclass(frozen=True, slots=True)
 class Expand:
@@ -30,13 +32,21 @@ class Expand:
         _whole("expand", self.window, 0)
 
     def apply(self, head: torch.Tensor, scene: Scene) -> torch.Tensor:
-        window = min(self.window, _longest(scene))
+        window, of = min(self.window, _longest(scene)), _documents(scene)
         steps = torch.arange(window + 1).repeat_interleave(2)[1:]  # 0, 1, 1, 2, 2, ...
         steps[1::2] *= -1
-        around, of = head[:, None] + steps, _documents(scene)
-        inside = (around >= 0) & (around < len(of))
-        same = of[around.clamp(0, len(of) - 1)] == of[head][:, None]
-        return _once(around[inside & same], len(of))
+        out, left = [head[:0]], torch.isin(of, of[head])
+        for rows in head.split(max(1, _PIECE // len(steps))):
+            if not bool(left.any()):  # no document of the head has a row to give
+                break
+            around = rows[:, None] + steps
+            inside = (around >= 0) & (around < len(of))
+            same = of[around.clamp(0, len(of) - 1)] == of[rows][:, None]
+            new = _once(around[inside & same], len(of))
+            new = new[left[new]]
+            left[new] = False
+            out.append(new)
+        return torch.cat(out)
 
 
 @dataclass(frozen=True, slots=True)
