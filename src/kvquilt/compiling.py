@@ -61,7 +61,7 @@ def compile_documents(
     model, ledger = reader.model, Ledger()
     segments = [segment_ids(d, model.tokenizer) for d in documents]
     for document, ids in zip(documents, segments, strict=True):
-        check_document_fits(model.capability, document, len(ids), len(reader.writer.prefix))
+        check_document_fits(model.capability, document, len(ids), len(reader.writer.encoded_behind or ()))
     made = reader.recipe(recipe)
     writers = made.prepare(reader.notes(tenant), segments)
     noting = reader.noting(made, tenant)

@@ -20,11 +20,11 @@ from kvquilt.segment import CompiledSegment
 from kvquilt.store import Layout, Store
 from kvquilt.tokens import encoder
 from kvquilt.writers.constant import Constant
-from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.notebook import Notebook
 from kvquilt.writers.recipe import Recipe
 from kvquilt.writers.recipes import Ingredients, recipe
 from kvquilt.writers.together import compile_together
+from kvquilt.writers.writer import Writer
 
 _REPEAT = "\nRepeat the text above, word for word:\n"
 
@@ -41,7 +41,7 @@ class Reader:
 
     model: LanguageModel
     store: Store
-    writer: Isolated
+    writer: Writer
     preamble: tuple[int, ...]
     helper: LanguageModel | None = None
     _notebooks: dict[str, Notebook] = field(default_factory=dict, repr=False, compare=False)
@@ -51,7 +51,7 @@ class Reader:
         c = self.model.capability
         return Layout(self.model.dtype, c.layers, c.kv_heads, c.key_dim, c.value_dim, side)
 
-    def key(self, ids: tuple[int, ...], tenant: str | None, writer: Isolated | None = None) -> SegmentKey:
+    def key(self, ids: tuple[int, ...], tenant: str | None, writer: Writer | None = None) -> SegmentKey:
         return segment_key(self.model.fingerprint.digest, (writer or self.writer).digest, tenant, ids)
 
     def recipe(self, name: str) -> Recipe:
@@ -59,7 +59,7 @@ class Reader:
         if not name:
             return Constant("the engine's own", self.writer)
         repeat = encoder(self.model.tokenizer).encode(_REPEAT)
-        shared = self.writer.prefix or self.preamble
+        shared = self.writer.encoded_behind or self.preamble
         return recipe(name, Ingredients(shared, self.model.capability.max_length, repeat))
 
     def notes(self, tenant: str | None) -> Notebook:
@@ -71,8 +71,8 @@ class Reader:
         self,
         segments: Sequence[tuple[int, ...]],
         ledger: Ledger,
-        writers: Sequence[Isolated],
-        compiled: Callable[[Isolated, CompiledSegment], object] | None = None,
+        writers: Sequence[Writer],
+        compiled: Callable[[Writer, CompiledSegment], object] | None = None,
     ) -> Callable[[list[int]], Iterator[tuple[int, CompiledSegment]]]:
         """What the store calls for segments it does not have; `writers[i]` compiles `segments[i]`.
 
@@ -95,11 +95,11 @@ class Reader:
 
         return compile_missing
 
-    def noting(self, made: Recipe, tenant: str | None) -> Callable[[Isolated, CompiledSegment], None]:
+    def noting(self, made: Recipe, tenant: str | None) -> Callable[[Writer, CompiledSegment], None]:
         """Lets the recipe note a new segment, and removes what it has given up for it."""
         notes = self.notes(tenant)
 
-        def compiled(writer: Isolated, segment: CompiledSegment) -> None:
+        def compiled(writer: Writer, segment: CompiledSegment) -> None:
             for old in made.compiled(notes, writer, segment):
                 self.store.rm(key=self.key(segment.ids, tenant, old))
 

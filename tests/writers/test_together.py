@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
 import pytest
 import torch
 
-from kvquilt.model.language_model import RowCounter
+from kvquilt.ledger import Ledger, Provenance
+from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.placement import place_runs
+from kvquilt.reading import Reader
+from kvquilt.repair.presets import METHODS, find_method
+from kvquilt.segment import CompiledSegment
+from kvquilt.store import Store
 from kvquilt.writers.attention_statistics import AttentionStatistics
 from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.prefix_cache import PrefixCache
 from kvquilt.writers.residual import Residual
 from kvquilt.writers.together import compile_together
 from tests.models import tiny
-from tests.oracle import random_ids
+from tests.oracle import close, full_prefill, random_ids, runs_of, stock
 
 SHARED = random_ids(9, 50)
 A, B, C, D = (random_ids(n, n) for n in (40, 25, 33, 18))
@@ -119,3 +128,57 @@ def test_a_prefix_cache_that_failed_computes_again(monkeypatch: pytest.MonkeyPat
         truth = model.encode(torch.tensor([A + B]))
         assert torch.allclose(cache.slot_keys[:, :, :, :65], truth.slot_keys[:, :, :, :65], atol=1e-5)
         model.pool.release(truth)
+
+
+@dataclass(frozen=True, slots=True)
+class Halved:
+    """Values half as large: what no prompt computes, as with a trained writer."""
+
+    @property
+    def digest(self) -> str:
+        return "halved"
+
+    @property
+    def encoded_behind(self) -> None:
+        return None
+
+    @property
+    def side(self) -> frozenset[str]:
+        return frozenset()
+
+    def compile(
+        self, model: LanguageModel, segments: Sequence[tuple[int, ...]], counter: RowCounter | None = None
+    ) -> Iterator[tuple[int, CompiledSegment]]:
+        for n, segment in Isolated().compile(model, segments, counter):
+            yield n, replace(segment, values=segment.values / 2)
+
+
+def test_a_writer_of_another_kind_goes_with_them() -> None:
+    model, counter = tiny(), RowCounter()
+    found = dict(compile_together(model, [Isolated(), Halved(), Isolated(SHARED)], [A, A, B], counter))
+    assert torch.equal(found[1].values, found[0].values / 2)
+    assert found[2].start == len(SHARED)
+    assert counter.rows == 2 * len(A) + len(SHARED) + len(B)
+
+
+def test_documents_of_another_kind_are_never_exact_and_any_selector_repairs_them() -> None:
+    placement = place_runs(runs_of("ABi", (12, 9, 3)))
+    truth = full_prefill(stock(), placement.ids)[-1:]
+    reader = Reader(tiny(), Store.open(None, 1 << 28), Halved(), ())
+    plain = Reader(tiny(), reader.store, Isolated(), ())
+
+    def read(who: Reader, method: str) -> tuple[torch.Tensor, Ledger]:
+        ledger = Ledger()
+        out, cache = who.read(placement, find_method(method), None, ledger, 0)
+        who.model.pool.release(cache)
+        return out, ledger
+
+    (reused, ledger), (other, exact) = read(reader, "none"), read(plain, "none")
+    assert ledger.tokens[Provenance.EXACT] == 0
+    assert exact.tokens[Provenance.EXACT] == 12, "alone and first in the prompt"
+    assert not close(reused, other), "one store, two writers, two segments of the same ids"
+    for name in ("random", "cacheblend", "prophetkv", "spread"):
+        assert METHODS[name].budget is not None
+        out, ledger = read(reader, f"{name}:1000000")
+        assert close(out, truth)
+        assert ledger.tokens[Provenance.RECOMPUTED] == 21

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from kvquilt.placement import Placement
 from kvquilt.segment import CompiledSegment
-from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.notebook import Notebook
 from kvquilt.writers.recipe import Chosen
+from kvquilt.writers.writer import Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,17 +17,17 @@ class Constant:
     """A name and its writer."""
 
     name: str
-    writer: Isolated
+    writer: Writer
 
     @property
     def side(self) -> frozenset[str]:
         return self.writer.side
 
-    def prepare(self, notes: Notebook, segments: Sequence[tuple[int, ...]]) -> list[Isolated]:
+    def prepare(self, notes: Notebook, segments: Sequence[tuple[int, ...]]) -> Sequence[Writer]:
         return [self.writer] * len(segments)
 
     def writers(self, notes: Notebook, placement: Placement, documents: Sequence[int]) -> list[Chosen]:
         return [Chosen(self.writer)] * len(documents)
 
-    def compiled(self, notes: Notebook, writer: Isolated, segment: CompiledSegment) -> tuple[Isolated, ...]:
+    def compiled(self, notes: Notebook, writer: Writer, segment: CompiledSegment) -> tuple[Writer, ...]:
         return ()

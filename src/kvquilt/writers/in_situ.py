@@ -17,6 +17,7 @@ from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.notebook import Notebook
 from kvquilt.writers.recipe import Chosen
 from kvquilt.writers.variants import Variant, variants_of, with_variant
+from kvquilt.writers.writer import Writer
 
 _KIND = "in-situ"
 _WRITE_AFTER = 16  # uses of one document
@@ -62,7 +63,7 @@ class InSitu:
     def side(self) -> frozenset[str]:
         return self._behind(self.shared, ()).side
 
-    def prepare(self, notes: Notebook, segments: Sequence[tuple[int, ...]]) -> list[Isolated]:
+    def prepare(self, notes: Notebook, segments: Sequence[tuple[int, ...]]) -> Sequence[Writer]:
         known: dict[tuple[int, ...], Isolated] = {}
         prefix, spans = self.shared, list[tuple[int, int]]()
         for ids in dict.fromkeys(segments):
@@ -92,7 +93,9 @@ class InSitu:
             chosen.append(Chosen(self._behind(before, spans), "no variant serves; encoded where it stands"))
         return chosen
 
-    def compiled(self, notes: Notebook, writer: Isolated, segment: CompiledSegment) -> tuple[Isolated, ...]:
+    def compiled(self, notes: Notebook, writer: Writer, segment: CompiledSegment) -> tuple[Writer, ...]:
+        if not isinstance(writer, Isolated):
+            raise TypeError("a writer that this recipe did not name")
         statistics = next(each for each in writer.extras if isinstance(each, AttentionStatistics))
         known, new = self._with_uses(notes, segment.ids), Variant.of(writer.prefix, statistics, segment)
         if any(each.name == new.name for each in known):

@@ -14,6 +14,7 @@ from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.notebook import Notebook, pack, unpack
 from kvquilt.writers.recipe import Chosen
 from kvquilt.writers.similarity import most_similar
+from kvquilt.writers.writer import Writer
 
 _KIND = "neighbours"
 _ALONE = "no neighbours were prepared (compile for this method first); encoded behind the shared prefix alone"
@@ -48,7 +49,7 @@ class Neighbours:
     def side(self) -> frozenset[str]:
         return self._behind(self.shared).side
 
-    def prepare(self, notes: Notebook, segments: Sequence[tuple[int, ...]]) -> list[Isolated]:
+    def prepare(self, notes: Notebook, segments: Sequence[tuple[int, ...]]) -> Sequence[Writer]:
         distinct = list(dict.fromkeys(segments))
         known = {ids: self._noted(notes, ids) for ids in distinct}
         new = [n for n, ids in enumerate(distinct) if known[ids] is None]
@@ -66,7 +67,7 @@ class Neighbours:
             chosen.append(Chosen(self._behind(prefix), reason))
         return chosen
 
-    def compiled(self, notes: Notebook, writer: Isolated, segment: CompiledSegment) -> tuple[Isolated, ...]:
+    def compiled(self, notes: Notebook, writer: Writer, segment: CompiledSegment) -> tuple[Writer, ...]:
         return ()
 
     def _joined(self, segments: list[tuple[int, ...]], similar: list[int], room: int) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from kvquilt.placement import Placement
 from kvquilt.segment import CompiledSegment
-from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.notebook import Notebook
+from kvquilt.writers.writer import Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Chosen:
         reason: why it is not what the recipe would have prepared; "" if it is.
     """
 
-    writer: Isolated
+    writer: Writer
     reason: str = ""
 
 
@@ -39,7 +39,7 @@ class Recipe(Protocol):
         """Names of the side data that all its segments have."""
         ...
 
-    def prepare(self, notes: Notebook, segments: Sequence[tuple[int, ...]]) -> list[Isolated]:
+    def prepare(self, notes: Notebook, segments: Sequence[tuple[int, ...]]) -> Sequence[Writer]:
         """One writer per segment of a compile call, which sees all of them. Equal segments get equal writers.
 
         A segment that was prepared before keeps its writer, so that nothing stored is compiled again.
@@ -50,7 +50,7 @@ class Recipe(Protocol):
         """One writer per run index in `documents`, for a prompt that is about to be read."""
         ...
 
-    def compiled(self, notes: Notebook, writer: Isolated, segment: CompiledSegment) -> tuple[Isolated, ...]:
+    def compiled(self, notes: Notebook, writer: Writer, segment: CompiledSegment) -> tuple[Writer, ...]:
         """To be called with every segment that one of its writers has just compiled, stored or not.
 
         Returns:

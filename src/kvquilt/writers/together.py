@@ -8,11 +8,12 @@ from kvquilt.model.language_model import LanguageModel, RowCounter
 from kvquilt.segment import CompiledSegment
 from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.prefix_cache import PrefixCache
+from kvquilt.writers.writer import Writer
 
 
 def compile_together(
     model: LanguageModel,
-    writers: Sequence[Isolated],
+    writers: Sequence[Writer],
     segments: Sequence[tuple[int, ...]],
     counter: RowCounter | None = None,
 ) -> Iterator[tuple[int, CompiledSegment]]:
@@ -23,8 +24,12 @@ def compile_together(
     prefix is kept at a time.
     """
     jobs: dict[tuple[Isolated, int], list[int]] = {}
+    others: dict[Writer, list[int]] = {}  # they bring what they encode behind themselves
     for i, writer in enumerate(writers):
-        jobs.setdefault((writer, i if writer.extras else -1), []).append(i)  # with extras, one at a time anyway
+        if isinstance(writer, Isolated):
+            jobs.setdefault((writer, i if writer.extras else -1), []).append(i)  # with extras, one at a time anyway
+        else:
+            others.setdefault(writer, []).append(i)
 
     def reached(job: tuple[tuple[Isolated, int], list[int]]) -> tuple[tuple[int, ...], int]:
         (writer, _), indices = job
@@ -34,3 +39,6 @@ def compile_together(
         for (writer, _), indices in sorted(jobs.items(), key=reached):
             for j, segment in writer.compile_behind(prefix, [segments[i] for i in indices]):
                 yield indices[j], segment
+    for other, indices in others.items():
+        for j, segment in other.compile(model, [segments[i] for i in indices], counter):
+            yield indices[j], segment

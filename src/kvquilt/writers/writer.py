@@ -10,7 +10,10 @@ from kvquilt.segment import CompiledSegment
 
 
 class Writer(Protocol):
-    """Compiles segments. Same writer, model and ids give the same segment up to rounding, whatever the batch."""
+    """Compiles segments. Same writer, model and ids give the same segment up to rounding, whatever the batch.
+
+    A frozen dataclass, so that equal writers are one.
+    """
 
     @property
     def digest(self) -> str:
