@@ -133,3 +133,23 @@ def test_without_a_document_there_is_nothing(first: int) -> None:
     out, cache = reader.read(placement, find_method(f"droidspeak:last=3,first={first}"), None, Ledger(), 0)
     reader.model.pool.release(cache)
     assert close(out, full_prefill(stock(), placement.ids)[-1:])
+
+
+@pytest.mark.parametrize("logits", [1, 4, 40])
+@pytest.mark.parametrize(("first", "last"), [(1, 2), (1, 3), (2, 3)])
+def test_the_rows_that_answer_pass_every_layer_where_a_document_ends_the_prompt(
+    first: int, last: int, logits: int
+) -> None:
+    """They are computed in any case: what is stored of them is no start, and nothing is charged for them."""
+    placement, writer = place_runs(runs_of("iAB", (3, 17, 15))), Isolated((), (Residual(first),))
+    reader, ledger = Reader(tiny(), Store.open(None, 1 << 28), writer, ()), Ledger()
+    method = find_method(f"droidspeak:first={first},last={last}")
+    out, cache = reader.read(placement, method, None, ledger, 0, logits)
+    reader.model.pool.release(cache)
+    answering = min(logits, placement.tokens)
+    assert ledger.spending is not None
+    assert ledger.spending.probe == 0
+    old = max(0, 17 + 15 - answering)
+    assert ledger.spending.charged == old * (last - first)
+    if old == 0:
+        assert close(out, full_prefill(stock(), placement.ids)[-logits:])

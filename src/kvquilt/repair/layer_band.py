@@ -14,7 +14,8 @@ class LayerBand:
     """All rows through some of the layers (DroidSpeak, arXiv 2411.02820); elsewhere stored keys and values stay.
 
     A band that begins at layer 0 starts from the embedding. One that begins deeper starts from the hidden states that
-    the writer noted there, and skips the layers before; they are as old as the stored keys.
+    the writer noted there, and skips the layers before; they are as old as the stored keys. A prompt's last row passes
+    every layer all the same, also where a document ends the prompt.
 
     Attributes:
         first: the band's first layer.
@@ -55,7 +56,9 @@ class LayerBand:
         if not self.first or not len(slots):
             return Choice(slots, self.first, end)
         states = torch.cat([self._states(scene, i) for i in scene.spendable])
-        return Choice(slots, self.first, end, entering=(slots, states))
+        # rows that are computed in any case pass every layer, from the embedding on
+        stale = ~torch.isin(slots, scene.inline_slots)
+        return Choice(slots, self.first, end, entering=(slots[stale], states[stale]) if bool(stale.any()) else None)
 
     def _states(self, scene: Scene, run: int) -> torch.Tensor:
         """``[tokens, width]``, what enters layer `first` of one document."""
