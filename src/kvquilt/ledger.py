@@ -86,6 +86,8 @@ class Spending:
         rows: document tokens chosen to be computed again.
         probe: what choosing cost, counted by hooks; a helper model's work by its weights.
         repair: document rows through layers in the repair pass, counted by hooks.
+        first, last: the layers ``first <= layer < last`` that chosen rows pass; `last` None for all. Before `first`
+            what their probe computed, or what is stored, holds; from `last` on what is stored.
     """
 
     tokens: int
@@ -94,11 +96,20 @@ class Spending:
     rows: int
     probe: int
     repair: int
+    first: int = 0
+    last: int | None = None
 
     @property
     def charged(self) -> int:
         """Token-layers in all."""
         return self.probe + self.repair
+
+    @property
+    def band(self) -> str:
+        """Which layers the rows pass, in words, if not all."""
+        if not self.first and self.last is None:
+            return ""
+        return f" in layers {self.first} to {(self.layers if self.last is None else self.last) - 1}"
 
     @property
     def nominal_share(self) -> float:
@@ -218,7 +229,7 @@ class Ledger:
             say(
                 "repair",
                 f"{spent.rows} rows ({spent.nominal_share:.1%}); charged {spent.charged} token-layers{limit} "
-                f"({spent.charged_share:.1%}): probe {spent.probe}, rows {spent.repair}",
+                f"({spent.charged_share:.1%}): probe {spent.probe}, rows {spent.repair}{spent.band}",
             )
         if self.flops_full:
             say("estimated work", f"{self.flops / self.flops_full:.1%} of a full prefill")

@@ -137,7 +137,16 @@ class Request:
         ledger.forward_tokens["read"] += scene.counter.rows - probed
         ledger.token_layers += scene.counter.token_layers
         if method.reuses:
-            ledger.spending = Spending(scene.tokens, scene.layers, allowed, len(chosen), charged - repaired, repaired)
+            ledger.spending = Spending(
+                scene.tokens,
+                scene.layers,
+                allowed,
+                len(chosen),
+                charged - repaired,
+                repaired,
+                choice.first,
+                choice.last,
+            )
         Outcome(method, self.placement, self.exact, self.held, computed, choice.drop_rest).enter(ledger)
         compiled = 2.0 * model.layer_weights * ledger.forward_tokens["compile"]
         ledger.flops += counted_flops(model, scene.counter, scene.besides) + compiled

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+_ALLOWANCE = 0.01  # few prompts have a large standard error, which must not open the door
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -45,7 +47,7 @@ class TuneReport:
         trials: on the prompts that the choice was made on.
         chosen: the cheapest of them that reaches the target; None where none does.
         held_out: the choice on the other prompts; None where it cannot run on all of them. Only where it, too,
-            reaches the target (within its standard error) is the choice `accepted`.
+            reaches the target (within its standard error, of which 0.01 counts at most) is the choice `accepted`.
         judged_by: ``score`` or ``fidelity``.
     """
 
@@ -70,7 +72,8 @@ class TuneReport:
     @property
     def accepted(self) -> bool:
         """Whether ``auto`` may use the choice."""
-        return self.held_out is not None and self.held_out.quality >= self.target - self.held_out.error
+        held = self.held_out
+        return held is not None and held.quality >= self.target - min(held.error, _ALLOWANCE)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain types, ready for JSON."""
