@@ -22,7 +22,8 @@ from kvquilt.model.load import load_model
 from kvquilt.placement import place_runs
 from kvquilt.repair.operator import repair
 from kvquilt.repair.presets import METHODS
-from tests.engines import QUESTION, at_rest, documents, make_engine, stored_bytes
+from kvquilt.repair.selector import Probe
+from tests.engines import AFFORDABLE, PLAIN, QUESTION, at_rest, documents, make_engine, stored_bytes
 from tests.oracle import close, full_prefill
 
 NAMES = {"smollm2": "smol", "qwen": "qwen", "gemma": "gemma"}
@@ -62,17 +63,22 @@ def test_every_endpoint_check_passes(engine: Engine) -> None:
 def test_answers_are_repeatable_accounted_for_and_leave_the_store_alone(engine: Engine) -> None:
     docs = documents(4)
     engine.compile(docs, gate=False)
-    answers = {name: engine.ask(QUESTION, docs, method=name, max_new_tokens=6) for name in METHODS}
+    # the prompt is short, so probes are more than the presets' shares; a helper model would be a second real one
+    methods = {
+        name: written for name, written in AFFORDABLE.items() if METHODS[name].selector.probe is not Probe.HELPER
+    }
+    answers = {name: engine.ask(QUESTION, docs, method=methods[name], max_new_tokens=6) for name in methods}
     before = stored_bytes(engine)
     for name, first in answers.items():
-        stream = engine.stream(QUESTION, docs, method=name, max_new_tokens=6)
+        stream = engine.stream(QUESTION, docs, method=methods[name], max_new_tokens=6)
         assert "".join(stream) == stream.answer.text
         ledger = stream.answer.ledger
         assert stream.answer.token_ids == first.token_ids
         assert ledger.forward_tokens["compile"] == 0
         assert sum(ledger.tokens.values()) == first.prompt_tokens
-        computed = ledger.tokens[Provenance.INLINE] + ledger.tokens[Provenance.RECOMPUTED]
-        assert ledger.forward_tokens["read"] == computed
+        if name in PLAIN:
+            computed = ledger.tokens[Provenance.INLINE] + ledger.tokens[Provenance.RECOMPUTED]
+            assert ledger.forward_tokens["read"] == computed
     assert answers["none"].ledger.tokens[Provenance.REUSED] > 0
     assert stored_bytes(engine) == before
     at_rest(engine, conversations=1)
