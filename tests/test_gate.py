@@ -277,12 +277,13 @@ def test_a_verdict_is_never_given_where_nothing_was_approximate(count: int) -> N
     engine.close()
 
 
-def test_fewer_prompts_than_needed_give_no_pass() -> None:
-    engine = make_engine("llama", settings=LENIENT)
-    report = engine.doctor(documents(4), prompts=2)
-    assert [v.passed for v in report.verdicts] == [False, False]
-    assert "3 are needed" in report.verdicts[0].reason
-    engine.close()
+def test_fewer_prompts_than_needed_are_refused_and_leave_the_verdict() -> None:
+    with make_engine("llama", settings=LENIENT) as engine:
+        before = engine.doctor(documents(4), prompts=3)
+        with pytest.raises(InputError, match="at least 3"):
+            engine.doctor(documents(4), prompts=2)
+        assert engine.verdict() == before
+    assert "3 are needed" in dataclasses.replace(before.verdicts[0], prompts=2).shortfall(1e9, 0.0)
 
 
 def test_the_limits_in_force_decide_not_those_of_the_measurement() -> None:

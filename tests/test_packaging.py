@@ -20,6 +20,7 @@ PUBLIC = {
     "KvquiltError",
     "Ledger",
     "Prompt",
+    "Question",
     "Store",
     "Stream",
     "__version__",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvquilt.model.load import load_model
     from kvquilt.prompt import Document, Inline, Prompt
     from kvquilt.store import Store
+    from kvquilt.tuning_samples import Question
 
     __version__: str
 
@@ -28,6 +29,7 @@ __all__ = [
     "KvquiltError",
     "Ledger",
     "Prompt",
+    "Question",
     "Store",
     "Stream",
     "__version__",
@@ -42,6 +44,7 @@ _HOMES = {
     "KvquiltError": "kvquilt.errors",
     "Ledger": "kvquilt.ledger",
     "Prompt": "kvquilt.prompt",
+    "Question": "kvquilt.tuning_samples",
     "Store": "kvquilt.store",
     "Stream": "kvquilt.answer",
     "load_model": "kvquilt.model.load",

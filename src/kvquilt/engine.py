@@ -17,7 +17,7 @@ from kvquilt.context import check_prompt_fits
 from kvquilt.decode import Sampling
 from kvquilt.errors import ContextLengthError, InputError
 from kvquilt.gate import examine
-from kvquilt.gate_report import DoctorReport
+from kvquilt.gate_report import LEAST_PROMPTS, DoctorReport
 from kvquilt.gate_samples import builtin_documents
 from kvquilt.identity import namespace
 from kvquilt.ledger import Ledger
@@ -313,8 +313,8 @@ class Engine:
             InputError: an unknown method, one that does not reuse, or one whose budget cannot pay for its choosing.
         """
         namespace(tenant)  # refuses one that cannot be a name, before anything is computed
-        if prompts < 1:
-            raise InputError("prompts", "must be at least 1", prompts)
+        if prompts < LEAST_PROMPTS:
+            raise InputError("prompts", f"must be at least {LEAST_PROMPTS}: fewer can pass nothing", prompts)
         if methods is not None and (isinstance(methods, str) or not methods):
             raise InputError("methods", "must be a list of at least one method", methods)
         chosen = check_documents(documents) if documents is not None else builtin_documents()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from kvquilt.errors import InputError
 from kvquilt.fidelity import Spoken, compare, truth
+from kvquilt.gate_report import LEAST_PROMPTS
 from kvquilt.identity import namespace
 from kvquilt.placement import place_runs
 from kvquilt.prompt import Document
@@ -25,7 +26,7 @@ from kvquilt.repair.presets import Method, find_method
 from kvquilt.repair.written import with_option
 from kvquilt.store import Failure
 from kvquilt.tuning_report import Trial, TuneReport
-from kvquilt.tuning_samples import LEAST_PROMPTS, Question, Sample, halved_samples
+from kvquilt.tuning_samples import Question, Sample, halved_samples
 
 if TYPE_CHECKING:
     from kvquilt.engine import Engine

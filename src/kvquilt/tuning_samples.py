@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvquilt.errors import InputError
+from kvquilt.gate_report import LEAST_PROMPTS
 from kvquilt.gate_samples import builtin_documents, fit_documents, make_question, sample_prompts
 from kvquilt.prompt import Document
 from kvquilt.retrieval import Index, ranked_documents
 
 if TYPE_CHECKING:
     from kvquilt.engine import Engine
-
-LEAST_PROMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)

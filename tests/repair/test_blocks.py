@@ -7,10 +7,12 @@ import torch
 
 from kvquilt.model.rows import Block, RowPlan, Rows
 from kvquilt.placement import place_runs
+from kvquilt.repair.presets import find_method
 from kvquilt.repair.scene import joined
 from tests.models import FAMILIES as ALL
 from tests.models import tiny
 from tests.oracle import close, full_prefill, runs_of, stock
+from tests.repair.methods import read, reader_of
 from tests.repair.passes import FAMILIES, passed, same_slots, with_rows
 from tests.repair.tokenwise import Slots
 from tests.test_attention import bottom_right
@@ -100,3 +102,17 @@ def test_a_bottom_right_mask_in_any_block_is_caught(
     monkeypatch.setattr(Rows, "_block", block)
     assert not blocks_are_right(family)
     assert not canary_lives(family)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("method", ["random:70%", "cacheblend:1000000", "cacheblend-gradual:80%", "spread:40%"])
+def test_rows_in_portions_give_the_same(monkeypatch: pytest.MonkeyPatch, family: str, method: str) -> None:
+    """Many rows run a portion at a time, for memory's sake; what comes out, and what is charged, stays the same."""
+    placement = place_runs(runs_of("iABCi", (5, 40, 31, 27, 6)))
+    whole, whole_ledger = read(reader_of(family), placement, find_method(method))
+    for name in ("kvquilt.repair.scene.PORTION_ROWS", "kvquilt.repair.operator.PORTION_ROWS"):
+        monkeypatch.setattr(name, 7)
+    parts, parts_ledger = read(reader_of(family), placement, find_method(method))
+    assert close(parts, whole)
+    assert parts_ledger.spending == whole_ledger.spending
+    assert parts_ledger.flops == pytest.approx(whole_ledger.flops, rel=0.01)

@@ -38,7 +38,7 @@ def doctor(
         typer.Option(metavar="A,B", help="Which to measure, such as none,epic:k=16; by default what auto tries."),
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, metavar="S", help="Stop measuring after so long.")] = 600.0,
-    prompts: Annotated[int, typer.Option(min=1, metavar="N", help="Sample prompts, at most.")] = 12,
+    prompts: Annotated[int, typer.Option(min=3, metavar="N", help="Sample prompts, at most.")] = 12,
     tenant: Tenant = None,
     passage_tokens: Annotated[int | None, typer.Option(metavar="N", help="Longest passage in tokens.")] = None,
     helper_model: HelperFlag = None,

@@ -88,19 +88,27 @@ def _rows(scene: Scene) -> torch.Tensor:
 class _Check(Watcher):
     """The probe: scores of `slots` and the hidden states of all rows, both where the pass will go on."""
 
-    scores: torch.Tensor
-    entering: torch.Tensor
-
     def __init__(self, of: str, slots: torch.Tensor) -> None:
         self._of, self._slots = of, slots
+        self._scores: list[torch.Tensor] = []
+        self._entering: list[torch.Tensor] = []
+
+    @property
+    def scores(self) -> torch.Tensor:
+        return torch.cat(self._scores)
+
+    @property
+    def entering(self) -> torch.Tensor:
+        return torch.cat(self._entering)
 
     def enters(self, layer: int, plan: RowPlan, hidden: torch.Tensor) -> None:
         if layer == _CHECK:
-            self.entering = hidden[0]
+            self._entering.append(hidden[0])
 
     def writes(self, layer: int, plan: RowPlan, slots: Pair, fresh: Pair) -> None:
         if layer == _CHECK:
-            self.scores = deviation(self._of, self._slots, torch.searchsorted(plan.rows, self._slots), slots, fresh)
+            mine = self._slots[torch.isin(self._slots, plan.rows)]
+            self._scores.append(deviation(self._of, mine, torch.searchsorted(plan.rows, mine), slots, fresh))
 
 
 class _Filter(Watcher):

@@ -10,7 +10,7 @@ from kvquilt.model.language_model import LanguageModel, RowCounter
 from kvquilt.model.rows import RowPlan, SlotView
 from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement
-from kvquilt.repair.scene import joined
+from kvquilt.repair.scene import PORTION_ROWS, joined
 from kvquilt.segment import CompiledSegment, place
 
 
@@ -58,8 +58,13 @@ def repair(
         logits: how many of the last rows to return logits for.
     """
     plan = rows if isinstance(rows, RowPlan) else RowPlan(joined(rows), len(ids), view=cache.view)
-    chosen = torch.tensor(ids, dtype=torch.int64)[plan.rows][None]
-    return model.forward(chosen, plan, cache, logits, counter)[0]
+    tokens = torch.tensor(ids, dtype=torch.int64)
+    if not plan.walks and plan.visible is None and not plan.current.is_prefill:
+        # many gathered rows a portion at a time, which bounds memory; any split by position gives the same
+        for part in plan.rows[: max(0, len(plan.rows) - logits)].split(PORTION_ROWS)[:-1]:
+            model.forward(tokens[part][None], RowPlan(part, plan.filled, view=plan.view), cache, 0, counter)
+            plan = RowPlan(plan.rows[len(part) :], plan.filled, view=plan.view)
+    return model.forward(tokens[plan.rows][None], plan, cache, logits, counter)[0]
 
 
 def compact(model: LanguageModel, cache: SlotCache, kept: torch.Tensor, capacity: int) -> SlotCache:

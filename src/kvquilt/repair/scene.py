@@ -13,6 +13,8 @@ from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement
 from kvquilt.segment import CompiledSegment
 
+PORTION_ROWS = 512  # a CPU is saturated by then, and what a layer computes of more rows can outgrow the whole cache
+
 
 @dataclass(eq=False, slots=True)
 class Scene:
@@ -86,23 +88,26 @@ class Scene:
     ) -> None:
         """Run the rows `slots` over the placed segments up to layer `until`, for what `watcher` sees; charged.
 
+        Many rows run a portion at a time, which bounds memory, and the watcher sees every portion: earlier rows never
+        see later ones, so the numbers are the same. With `queries` all run at once.
+
         Args:
             slots: ``[R]`` int64 ascending.
             queries: go on to the queries of the last layer, not only to its keys.
             visible: see `RowPlan`.
         """
-        cache = self.placed
-        ids = torch.tensor(self.placement.ids)[slots][None]
-        plan = RowPlan(
-            slots,
-            self.placement.tokens,
-            view=cache.view,
-            visible=visible,
-            until=until,
-            queries=queries,
-            watcher=watcher,
-        )
-        self.model.forward(ids, plan, cache, 0, self.counter)
+        cache, ids = self.placed, torch.tensor(self.placement.ids)
+        for part in (slots,) if queries else slots.split(PORTION_ROWS):
+            plan = RowPlan(
+                part,
+                self.placement.tokens,
+                view=cache.view,
+                visible=visible,
+                until=until,
+                queries=queries,
+                watcher=watcher,
+            )
+            self.model.forward(ids[part][None], plan, cache, 0, self.counter)
 
     @property
     def charged(self) -> int:
