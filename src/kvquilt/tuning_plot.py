@@ -16,6 +16,7 @@ def plot(report: TuneReport) -> bytes:
         InputError: matplotlib, the extra ``plot``, is not installed.
     """
     try:
+        from matplotlib import colormaps
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
@@ -23,6 +24,7 @@ def plot(report: TuneReport) -> bytes:
     figure = Figure(figsize=(9, 5.5), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)  # no window system is asked for
     axes = figure.add_subplot()
+    axes.set_prop_cycle(color=colormaps["tab20"].colors)  # type: ignore[attr-defined]  # a list of colours has them
     lines: dict[str, list[Trial]] = {}
     for trial in report.trials:
         lines.setdefault(without_budget(trial.method), []).append(trial)
@@ -38,7 +40,7 @@ def plot(report: TuneReport) -> bytes:
     axes.set_ylabel(f"{report.judged_by} (full prefill = 1)")
     axes.set_title(f"{report.model}: quality against budget")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, ncols=2, loc="lower right")
+    figure.legend(fontsize=7, loc="outside right upper")
     out = BytesIO()
     figure.savefig(out, format="png")
     return out.getvalue()
