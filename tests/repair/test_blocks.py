@@ -105,7 +105,9 @@ def test_a_bottom_right_mask_in_any_block_is_caught(
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-@pytest.mark.parametrize("method", ["random:70%", "cacheblend:1000000", "cacheblend-gradual:80%", "spread:40%"])
+@pytest.mark.parametrize(
+    "method", ["random:70%", "cacheblend:1000000", "cacheblend-gradual:80%", "spread:40%", "droidspeak"]
+)
 def test_rows_in_portions_give_the_same(monkeypatch: pytest.MonkeyPatch, family: str, method: str) -> None:
     """Many rows run a portion at a time, for memory's sake; what comes out, and what is charged, stays the same."""
     placement = place_runs(runs_of("iABCi", (5, 40, 31, 27, 6)))

@@ -227,10 +227,29 @@ class RowPlan:
             self.current = Rows(self.rows[indices], self)
         return indices
 
+    def part(self, first: int, last: int) -> RowPlan:
+        """The plan of ``rows[first:last]`` alone. Parts that run one behind the other give what the whole gives, since
+        earlier rows never see later ones. For plans that nobody watches.
+        """
+        parts: dict[int, torch.Tensor] = {}  # layers that share their indices go on sharing them, and so their masks
+        active = {layer: parts.setdefault(id(at), _between(at, first, last)) for layer, at in self.active.items()}
+        entering = None
+        if self.entering is not None:
+            layer, at, hidden = self.entering
+            entering = layer, _between(at, first, last), hidden[:, (at >= first) & (at < last)]
+        return RowPlan(
+            self.rows[first:last], self.filled, self.offset, self.view, self.visible, active=active, entering=entering
+        )
+
     def count_pairs(self, window: int | None) -> None:
         """Add this layer's pairs to `pairs`."""
         seen = self.current.slots + 1
         self.pairs += int((seen if window is None else seen.clamp(max=window)).sum())
+
+
+def _between(at: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    """Indices into a list as indices into its part ``first:last``, without those outside."""
+    return at[(at >= first) & (at < last)] - first
 
 
 class LayerReached(Exception):  # no error: it leaves a forward that has done its work

@@ -59,11 +59,15 @@ def repair(
     """
     plan = rows if isinstance(rows, RowPlan) else RowPlan(joined(rows), len(ids), view=cache.view)
     tokens = torch.tensor(ids, dtype=torch.int64)
-    if not plan.walks and plan.visible is None and not plan.current.is_prefill:
-        # many gathered rows a portion at a time, which bounds memory; any split by position gives the same
-        for part in plan.rows[: max(0, len(plan.rows) - logits)].split(PORTION_ROWS)[:-1]:
-            model.forward(tokens[part][None], RowPlan(part, plan.filled, view=plan.view), cache, 0, counter)
-            plan = RowPlan(plan.rows[len(part) :], plan.filled, view=plan.view)
+    if plan.watcher is None and not plan.current.is_prefill:
+        # many rows a portion at a time, which bounds memory
+        first, total = 0, len(plan.rows)
+        while total - first > max(PORTION_ROWS, logits):
+            last = min(first + PORTION_ROWS, total - logits)
+            part = plan.part(first, last)
+            model.forward(tokens[part.rows][None], part, cache, 0, counter)
+            first = last
+        plan = plan.part(first, total) if first else plan
     return model.forward(tokens[plan.rows][None], plan, cache, logits, counter)[0]
 
 
