@@ -143,7 +143,9 @@ def _once(engine: Engine, placement: Placement, method: Method) -> dict[str, Any
     began = time.perf_counter()
     _, cache = engine.reader.read(placement, method, None, ledger, 0)
     seconds = time.perf_counter() - began
-    peak, slots = _memory("VmHWM") - before + spare, placement.tokens * engine.model.bytes_per_token
+    # a buffer that the pool had kept and gave to this request is part of it, though it was there before
+    given = spare - engine.model.pool.stats().spare_bytes
+    peak, slots = _memory("VmHWM") - before + given, placement.tokens * engine.model.bytes_per_token
     engine.model.pool.release(cache)
     spent = ledger.spending
     return {
