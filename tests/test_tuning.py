@@ -196,6 +196,14 @@ def _empty(folder: Path) -> Path:
     return folder / "empty"
 
 
+def test_neighbours_are_those_of_all_documents_not_of_one_prompt() -> None:
+    docs = documents(8)
+    with make_engine() as whole, make_engine() as tuned:
+        whole.compile(docs, gate=False, method="fusionrag")
+        tuned.tune(docs, methods=("fusionrag:1000000",), prompts=6)
+        assert {row.key for row in whole.store.ls()} <= {row.key for row in tuned.store.ls()}
+
+
 def test_every_default_candidate_is_a_method_and_the_picture_is_a_png(tuned: tuple[Engine, TuneReport]) -> None:
     from kvquilt.repair.presets import find_method
 

@@ -83,7 +83,7 @@ def examine(
     checks = tuple(check_endpoints(engine, documents))
     if not all(c.passed for c in checks):
         samples = []
-    _prepare(engine, [m.method for m in seen.values()], samples, tenant)
+    _prepare(engine, [m.method for m in seen.values()], documents, samples, tenant)
     for done, (chosen, target) in enumerate(samples):
         if done >= LEAST_PROMPTS and time.perf_counter() - began > seconds:
             break
@@ -147,13 +147,18 @@ def _placed(runs: Sequence[Run], method: Method, ranking: Sequence[int]) -> Plac
 
 
 def _prepare(
-    engine: Engine, methods: Sequence[Method], samples: Sequence[tuple[list[Document], int]], tenant: str | None
+    engine: Engine,
+    methods: Sequence[Method],
+    documents: Sequence[Document],
+    samples: Sequence[tuple[list[Document], int]],
+    tenant: str | None,
 ) -> None:
-    """Compile the samples' documents as the methods that name a recipe want them, the way a user would have."""
-    documents = {d.id: d for chosen, _ in samples for d in chosen}
-    if documents:
-        for method in {m.writer: m for m in methods if m.writer}.values():
-            engine.compile(list(documents.values()), tenant, gate=False, method=method.name)
+    """Compile as the methods that name a recipe want it, the way a user would have: all documents at once, since a
+    recipe that looks for neighbours must not find, and remember, only those of the samples; then what fills prompts."""
+    filling = {d.id: d for chosen, _ in samples for d in chosen}
+    for method in {m.writer: m for m in methods if m.writer}.values() if filling else ():
+        engine.compile(documents, tenant, gate=False, method=method.name)
+        engine.compile(list(filling.values()), tenant, gate=False, method=method.name)
 
 
 def _measure(engine: Engine, documents: list[Document], target: int, tenant: str | None, seen: Sequence[_Seen]) -> None:

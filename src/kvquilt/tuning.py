@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from kvquilt.errors import InputError
 from kvquilt.fidelity import Spoken, compare, truth
 from kvquilt.gate_report import LEAST_PROMPTS
+from kvquilt.gate_samples import fit_documents
 from kvquilt.identity import namespace
 from kvquilt.placement import place_runs
 from kvquilt.prompt import Document
@@ -117,6 +118,8 @@ def tune(
     if not known:  # a score over some of the prompts cannot be compared with a target for all
         questions = [Question(q.text) for q in questions]
     halves = halved_samples(engine, documents, questions, prompts, tenant)
+    # all of them first: a recipe that looks for neighbours must not find only those of one prompt, and remember them
+    _compile(engine, fit_documents(engine, documents), trying, tenant)
     total = sum(map(len, halves))
     seen, refused = {name: _Seen() for name in trying}, dict[str, str]()
     for done, sample in enumerate(halves[0]):
@@ -179,9 +182,7 @@ def _measure(
     """Every candidate on one prompt; one that cannot run there is noted in `refused`."""
     runs = engine.prompt(sample.question, sample.documents).runs(engine.model.tokenizer)
     true = truth(engine, place_runs(runs), tenant, _ANSWER_TOKENS)
-    for recipe in dict.fromkeys(m.writer for m in trying.values()):
-        name = next(n for n, m in trying.items() if m.writer == recipe)
-        engine.compile(sample.documents, tenant, gate=False, method=name)
+    _compile(engine, sample.documents, trying, tenant)  # what was only put in to fill a prompt
     for name, method in trying.items():
         ranking = sample.ranking if method.needs_ranking else ()
         placement = place_runs(runs, method.order, ranking, method.moved)
@@ -198,6 +199,12 @@ def _measure(
         if sample.answers:
             found.f1.append(_f1(engine, close.spoken, sample.answers))
             found.full_f1.append(_f1(engine, true, sample.answers))
+
+
+def _compile(engine: Engine, documents: Sequence[Document], trying: dict[str, Method], tenant: str | None) -> None:
+    """Compile by the recipe of every candidate."""
+    for name in {method.writer: name for name, method in trying.items()}.values():
+        engine.compile(documents, tenant, gate=False, method=name)
 
 
 def _f1(engine: Engine, spoken: Spoken, answers: Iterable[str]) -> float:
