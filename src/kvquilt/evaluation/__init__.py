@@ -1,0 +1,1 @@
+"""Evaluation: tasks with known answers, metrics, and what they need of the models."""

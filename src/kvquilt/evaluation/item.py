@@ -1,0 +1,41 @@
+"""One example of a task: what is asked over which documents, and what is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvquilt.document import Document, check_documents
+from kvquilt.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A question over documents in prompt order.
+
+    Attributes:
+        id: unique within a task, a split and a size.
+        answers: every accepted answer; the first is the canonical one.
+        gold: indices of the documents that the answer rests on.
+        group: what is resampled and split as one, since its items are not independent: a person, an article.
+        task: the name of the task.
+
+    Raises:
+        InputError: no documents, an empty question, no answers or an empty one, gold that is no document.
+    """
+
+    id: str
+    documents: tuple[Document, ...]
+    question: str
+    answers: tuple[str, ...]
+    gold: tuple[int, ...]
+    group: str
+    task: str
+
+    def __post_init__(self) -> None:
+        check_documents(self.documents)
+        if not self.question.strip():
+            raise InputError("question", "must not be empty", self.id)
+        if not self.answers or not all(answer.strip() for answer in self.answers):
+            raise InputError("answers", "at least one is needed and none may be empty", self.id)
+        if not all(0 <= index < len(self.documents) for index in self.gold):
+            raise InputError("gold", f"must be indices of {len(self.documents)} documents", self.gold)
