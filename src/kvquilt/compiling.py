@@ -66,6 +66,7 @@ def compile_documents(
     writers = made.prepare(reader.notes(tenant), segments)
     noting = reader.noting(made, tenant)
     keys = [reader.key(s, tenant, w) for s, w in zip(segments, writers, strict=True)]
+    rows = [w.around[0] + s + w.around[1] for s, w in zip(segments, writers, strict=True)]
     # one text under two ids is one segment and counts for both
     copies = Counter(keys)
     at = {key: i for i, key in enumerate(keys)}
@@ -90,7 +91,7 @@ def compile_documents(
                     done += copies[keys[part[index]]]
                     report(before + done, len(keys))
 
-            wanted = [(keys[i], segments[i]) for i in part]
+            wanted = [(keys[i], rows[i]) for i in part]
             with reader.store.fetch(wanted, counted, layout=reader.layout(made.side)) as held:
                 for (key, _), found in zip(wanted, held, strict=True):
                     if found.segment is not None and not reader.store.keeps(key):
@@ -105,7 +106,7 @@ def compile_documents(
         compiled=done,
         stored_before=len(keys) - done,
         tokens=sum(len(s) for s in segments),
-        bytes=sum(len(segments[i]) for i in at.values()) * model.bytes_per_token,
+        bytes=sum(len(rows[i]) for i in at.values()) * model.bytes_per_token,
         seconds=ledger.seconds["total"],
         forward_tokens=ledger.forward_tokens["compile"],
         failures=dict(new),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kvquilt.errors import ContextLengthError
 from kvquilt.model.capability import Capability
+from kvquilt.placement import Placement
 from kvquilt.prompt import Document, Run
 
 _NAMED = 8  # documents in a message
@@ -41,6 +42,16 @@ def check_prompt_fits(capability: Capability, runs: Sequence[Run], new: int) -> 
     raise ContextLengthError(
         "prompt", f"{total} prompt and {new} answer tokens exceed {_context(capability)} by {over}; {hint}"
     )
+
+
+def check_placed_fits(capability: Capability, placement: Placement, new: int) -> None:
+    """`check_prompt_fits` once it is known what writers put around documents."""
+    tokens = sum(len(run.ids) for run in placement.runs)
+    if placement.tokens > tokens and placement.end + new > capability.max_length:
+        soft = placement.tokens - tokens
+        over = placement.end + new - capability.max_length
+        around = f"with {soft} soft tokens around its documents and {new} new ones"
+        raise ContextLengthError("prompt", f"{around} it exceeds {_context(capability)} by {over}")
 
 
 def _context(capability: Capability) -> str:

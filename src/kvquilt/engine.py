@@ -253,7 +253,7 @@ class Engine:
             ranking = ranked_documents(_user_text(prompt), held) if preset.needs_ranking else ()
             placement = place_runs(runs, preset.order, ranking, preset.moved)
             try:
-                self.reader.check(placement, preset, tenant)
+                self.reader.check(placement, preset, tenant, chosen.max_new_tokens)
             except InputError as error:
                 if asked != "auto":
                     raise

@@ -8,6 +8,7 @@
     ├── ModelError
     │   ├── ModelNotFoundError       no such model here, or a folder that lacks a part
     │   ├── UnsupportedModelError    the model's caches cannot be reused; says why
+    │   ├── WriterMismatchError      a trained writer that belongs to another model
     │   └── NumericsError            the model produced NaN or infinite logits
     ├── StoreError
     │   ├── StoreUnavailableError    the store directory cannot be read, written or understood
@@ -61,6 +62,10 @@ class ModelNotFoundError(ModelError):
 
 class UnsupportedModelError(ModelError):
     """The model's KV cache cannot be placed at another position; the message gives the reason."""
+
+
+class WriterMismatchError(ModelError):
+    """A trained writer serves the one model it was trained for, whatever shapes would fit."""
 
 
 class NumericsError(ModelError):

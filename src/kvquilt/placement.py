@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate, groupby
 
@@ -47,20 +47,21 @@ class Placement:
     @property
     def tokens(self) -> int:
         """Slots of all runs."""
-        return self.starts[-1] + len(self.runs[-1].ids) if self.runs else 0
+        return self.starts[-1] + len(self.runs[-1].rows) if self.runs else 0
 
     @property
     def ids(self) -> tuple[int, ...]:
-        return tuple(i for run in self.runs for i in run.ids)
+        """One per slot, soft ones among them."""
+        return tuple(i for run in self.runs for i in run.rows)
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Logical position of every run's first token."""
+        """Logical position of every run's first slot."""
         if not self.shared:
             return self.starts
         out, here = [], 0
         for is_document, group in groupby(self.runs, key=lambda run: run.document is not None):
-            lengths = [len(run.ids) for run in group]
+            lengths = [len(run.rows) for run in group]
             if is_document:
                 out += [here] * len(lengths)
                 here += max(lengths)
@@ -72,19 +73,31 @@ class Placement:
     @property
     def end(self) -> int:
         """Logical position of the token behind the prompt."""
-        ends = (p + len(run.ids) for p, run in zip(self.positions, self.runs, strict=True))
+        ends = (p + len(run.rows) for p, run in zip(self.positions, self.runs, strict=True))
         return max(ends, default=0)
 
     def view(self) -> SlotView | None:
         """Where the slots stand, if not at their own numbers."""
         if not self.shared:
             return None
-        parts = [torch.arange(p, p + len(r.ids)) for p, r in zip(self.positions, self.runs, strict=True)]
+        parts = [torch.arange(p, p + len(r.rows)) for p, r in zip(self.positions, self.runs, strict=True)]
         return SlotView(torch.cat(parts), self.end - self.tokens)
 
     def span(self, index: int) -> range:
-        """Slots of run `index`."""
-        return range(self.starts[index], self.starts[index] + len(self.runs[index].ids))
+        """Slots of the tokens of run `index`; what its writer put around them is in `extent`."""
+        first = self.starts[index] + len(self.runs[index].header)
+        return range(first, first + len(self.runs[index].ids))
+
+    def extent(self, index: int) -> range:
+        """All slots of run `index`."""
+        return range(self.starts[index], self.starts[index] + len(self.runs[index].rows))
+
+    def wrapped(self, around: Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]) -> Placement:
+        """The same with a header and a trailer of soft ids around the runs that `around` names."""
+        runs = list(self.runs)
+        for i, (header, trailer) in around.items():
+            runs[i] = replace(runs[i], header=header, trailer=trailer)
+        return _placed(runs, self.ranking, self.shared)
 
     def followed_by(self, ids: tuple[int, ...]) -> Placement:
         """The same with inline ids behind it."""
@@ -129,5 +142,5 @@ def place_runs(
 
 
 def _placed(runs: Sequence[Run], ranking: tuple[int, ...], shared: bool) -> Placement:
-    starts = tuple(accumulate((len(run.ids) for run in runs), initial=0))[:-1]
+    starts = tuple(accumulate((len(run.rows) for run in runs), initial=0))[:-1]
     return Placement(tuple(runs), starts, ranking, shared)

@@ -22,10 +22,22 @@ __all__ = ["PINNED_DATE", "Document", "Inline", "Prompt", "Run", "check_document
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbouring tokens of one origin: `document`, or inline text if that is ``None``. Never empty."""
+    """Neighbouring tokens of one origin: `document`, or inline text if that is ``None``. Never empty.
+
+    Attributes:
+        header, trailer: ids of soft tokens (`kvquilt.model.parts.SOFT`) that a writer put around the document; they
+            take slots and positions and are no tokens of the prompt.
+    """
 
     ids: tuple[int, ...]
     document: Document | None = None
+    header: tuple[int, ...] = ()
+    trailer: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Ids of all its slots."""
+        return self.header + self.ids + self.trailer
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from kvquilt.accounting import counted_flops, full_flops
+from kvquilt.context import check_placed_fits
+from kvquilt.errors import InputError
 from kvquilt.identity import SegmentKey, namespace, segment_key
 from kvquilt.ledger import Ledger, Provenance
 from kvquilt.model.language_model import LanguageModel, RowCounter
@@ -24,6 +26,7 @@ from kvquilt.writers.notebook import Notebook
 from kvquilt.writers.recipe import Recipe
 from kvquilt.writers.recipes import Ingredients, recipe
 from kvquilt.writers.together import compile_together
+from kvquilt.writers.trained import TRAINED, Trained
 from kvquilt.writers.writer import Writer
 
 _REPEAT = "\nRepeat the text above, word for word:\n"
@@ -37,6 +40,7 @@ class Reader:
         preamble: ids that the engine's own prompts begin with; compiled once, such a beginning is an exact prefix.
         writer: compiles documents, unless the method names a recipe.
         helper: a second, small model that selectors may ask.
+        trained: trained writers by the name under which methods ask for them.
     """
 
     model: LanguageModel
@@ -44,6 +48,7 @@ class Reader:
     writer: Writer
     preamble: tuple[int, ...]
     helper: LanguageModel | None = None
+    trained: Mapping[str, Trained] = field(default_factory=dict)
     _notebooks: dict[str, Notebook] = field(default_factory=dict, repr=False, compare=False)
 
     def layout(self, side: frozenset[str] = frozenset()) -> Layout:
@@ -58,6 +63,11 @@ class Reader:
         """The recipe of that name, behind the engine's opening where it has a shared prefix; "" for `writer`."""
         if not name:
             return Constant("the engine's own", self.writer)
+        if name in self.trained:
+            return Constant(name, self.trained[name])
+        if name in TRAINED:
+            known = ", ".join(sorted(self.trained)) or "none"
+            raise InputError("writer", f"no trained writer of that name is loaded; there is {known}", name)
         repeat = encoder(self.model.tokenizer).encode(_REPEAT)
         shared = self.writer.encoded_behind or self.preamble
         return recipe(name, Ingredients(shared, self.model.capability.max_length, repeat))
@@ -105,10 +115,11 @@ class Reader:
 
         return compiled
 
-    def check(self, placement: Placement, method: Method, tenant: str | None = None) -> None:
-        """Raise `InputError` where the method's budget cannot pay for its probe."""
+    def check(self, placement: Placement, method: Method, tenant: str | None = None, new: int = 0) -> None:
+        """Raise `InputError` where the method's budget cannot pay for its probe, or `new` tokens do not fit behind."""
         apart = replace(self, _notebooks={})  # what is only checked counts as no use
         request = Request(apart, placement, method, 1, tenant)
+        check_placed_fits(self.model.capability, request.placement, new)
         request.allowed(request.scene)
 
     def read(

@@ -61,6 +61,9 @@ class Request:
         standing = self.placement.documents()
         chosen = self.recipe.writers(self.reader.notes(self.tenant), self.placement, standing)
         self.writers = dict(zip(standing, chosen, strict=True))
+        around = {i: each.writer.around for i, each in self.writers.items() if any(each.writer.around)}
+        if around and self.method.reuses:
+            self.placement = self.placement.wrapped(around)
         self._place(replace(self.placement, shared=True) if self.scored else self.placement, RowCounter(), 0)
 
     def _place(self, placement: Placement, counter: RowCounter, besides: int) -> None:
@@ -177,7 +180,8 @@ class Request:
             return set()
         ran = torch.zeros(self.placement.tokens, dtype=torch.bool)
         ran[chosen] = True
-        spans = {i: self.placement.span(i) for i in self.scene.spendable}
+        # soft tokens are never computed, so a wrapped document is fetched in any case
+        spans = {i: self.placement.extent(i) for i in self.scene.spendable}
         return {i for i, span in spans.items() if bool(ran[span.start : span.stop].all())}
 
     def _fetch(self, covered: set[int], ledger: Ledger, capacity: int) -> None:
@@ -188,10 +192,11 @@ class Request:
         segments = [placement.runs[i].ids for i in standing]
         writers = [self.writers[i].writer if i in self.writers else OPENING for i in standing]
         keys = [reader.key(s, self.tenant, w) for s, w in zip(segments, writers, strict=True)]
+        rows = [placement.runs[i].rows for i in standing]
         noted = reader.noting(self.recipe, self.tenant)
         with ledger.stage("lookup"):
             fetching = reader.store.fetch(
-                list(zip(keys, segments, strict=True)),
+                list(zip(keys, rows, strict=True)),
                 reader.compiler(segments, ledger, writers, lambda w, segment: w is OPENING or noted(w, segment)),
                 layout=[reader.layout(w.side) for w in writers],
             )

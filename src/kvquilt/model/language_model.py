@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from kvquilt.errors import NumericsError, UnsupportedModelError
 from kvquilt.identity import Fingerprint, digest_fields
 from kvquilt.model import attention
 from kvquilt.model.capability import Capability, inspect
+from kvquilt.model.parts import PLAIN, SOFT, Parts, embedded
 from kvquilt.model.rows import LayerReached, RowPlan, active
 from kvquilt.model.single_row import SingleRowProducts
 from kvquilt.model.slots import SlotCache, SlotPool
@@ -135,8 +136,9 @@ class LanguageModel:
         """Compute the plan's rows: write their keys and values into `cache`, attend by slot, return logits.
 
         Args:
-            ids: ``[batch, rows]`` int64 token ids of the plan's rows, in the plan's order.
-            cache: its `filled` is set to the plan's afterwards.
+            ids: ``[batch, rows]`` int64 token ids of the plan's rows, in the plan's order; soft ones need the cache's
+                `parts`.
+            cache: its `filled` is set to the plan's afterwards. Its `parts` are on for this forward.
             logits: how many of the last rows to return logits for; 0 skips the output head.
 
         Returns:
@@ -149,13 +151,18 @@ class LanguageModel:
         one_row = ids.numel() == 1 and self.dtype == torch.bfloat16 and self.device.type == "cpu"
         products = self.products.installed() if one_row else nullcontext()
         by_layer = walking(_layers(self.hf), plan) if plan.walks else nullcontext()
-        with self._lock, torch.inference_mode(), active(plan), products, by_layer, _counting(self.hf, counter):
+        parts = cache.parts
+        adapted = nullcontext() if parts.adapter is None else parts.adapter.on(self.hf.base_model)
+        with self._lock, torch.inference_mode(), active(plan), products, adapted, by_layer, _counting(self.hf, counter):
             inputs: dict[str, Any] = {
-                "input_ids": ids.to(self.device),
                 "position_ids": positions.expand(ids.shape[0], -1),
                 "cache": cache,
                 "use_cache": True,
             }
+            if bool((ids >= SOFT).any()):
+                inputs["inputs_embeds"] = embedded(self.hf.get_input_embeddings(), ids.to(self.device), parts.soft)
+            else:
+                inputs["input_ids"] = ids.to(self.device)
             out: torch.Tensor
             if logits == 0:
                 with suppress(LayerReached):
@@ -170,8 +177,16 @@ class LanguageModel:
             raise NumericsError(f"{self.name} produced NaN or infinite logits; try dtype float32")
         return out
 
+    def alone(self) -> AbstractContextManager[object]:
+        """Nobody else runs the model inside the block."""
+        return self._lock
+
     def encode(
-        self, ids: torch.Tensor, behind: SlotCache | None = None, counter: RowCounter | None = None
+        self,
+        ids: torch.Tensor,
+        behind: SlotCache | None = None,
+        counter: RowCounter | None = None,
+        parts: Parts = PLAIN,
     ) -> SlotCache:
         """Compile pass: run ``[batch, tokens]`` ids alone, or behind the filled slots of `behind` (batch of one).
 
@@ -181,6 +196,7 @@ class LanguageModel:
         batch, tokens = ids.shape
         start = behind.filled if behind is not None else 0
         cache = self.pool.acquire(start + tokens, batch)
+        cache.parts = parts
         try:
             if behind is not None:
                 cache.slot_keys[:, :, :, :start] = behind.slot_keys[:, :, :, :start]

@@ -13,6 +13,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from kvquilt.errors import IntegrityError
+from kvquilt.model.parts import PLAIN, Parts
 from kvquilt.model.rows import LayerReached, RowPlan, SlotView, current_plan
 
 
@@ -66,6 +67,7 @@ class SlotCache(Cache):
             private: stored segments are copied in and never written.
         filled: slots in use, always a prefix of the capacity. What lies behind is garbage and never read.
         view: where the slots stand, if not at their own numbers.
+        parts: trained parts of every forward over this cache; plain for a reader without any.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -74,6 +76,7 @@ class SlotCache(Cache):
         self.slot_keys, self.slot_values = keys, values
         self.filled = 0
         self.view: SlotView | None = None
+        self.parts: Parts = PLAIN
 
     @property
     def capacity(self) -> int:
@@ -132,7 +135,7 @@ class SlotPool:
             # the slack bound keeps a huge buffer from serving, and being held by, small requests
             if spare is not None and batch == 1 and capacity <= spare.capacity <= 4 * capacity + 1024:
                 self._spare = None
-                spare.filled, spare.view = 0, None
+                spare.filled, spare.view, spare.parts = 0, None, PLAIN
                 return self._lend(spare)
         room = -(-capacity // 64) * 64
         key_dim, value_dim = self._dims
@@ -195,7 +198,7 @@ class SlotPool:
         larger = self.acquire(capacity)
         larger.slot_keys[:, :, :, : cache.filled] = cache.slot_keys[:, :, :, : cache.filled]
         larger.slot_values[:, :, :, : cache.filled] = cache.slot_values[:, :, :, : cache.filled]
-        larger.filled, larger.view = cache.filled, cache.view
+        larger.filled, larger.view, larger.parts = cache.filled, cache.view, cache.parts
         self.release(cache)
         return larger
 

@@ -27,7 +27,7 @@ def assemble(
         positions = placement.positions
         with torch.inference_mode():
             for index, segment in segments.items():
-                span = placement.span(index)
+                span = placement.extent(index)
                 keys = cache.slot_keys[:, 0, :, span.start : span.stop]
                 place(segment, positions[index], model.capability.tables, keys)
                 cache.slot_values[:, 0, :, span.start : span.stop].copy_(segment.values)
@@ -84,6 +84,7 @@ def compact(model: LanguageModel, cache: SlotCache, kept: torch.Tensor, capacity
         small.slot_values[:, :, :, : len(kept)] = cache.slot_values[:, :, :, where]
         positions = kept if view is None else view.at(kept)
         small.view = SlotView(positions, int(positions[-1]) + 1 - len(kept))
+        small.parts = cache.parts
     except BaseException:
         model.pool.release(small)
         raise

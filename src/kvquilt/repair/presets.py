@@ -216,6 +216,28 @@ METHODS = {
             "groups of 8 tokens that a second, small model attends to are recomputed; its work counts towards the 20%",
             Budget(share=0.20),
         ),
+        Method(
+            "kv-packet",
+            Order.GIVEN,
+            Nothing(),
+            "documents are encoded between a trained header and trailer; only the question is computed",
+            writer="kv-packet",
+        ),
+        Method(
+            "sempic",
+            Order.GIVEN,
+            Nothing(),
+            "documents are encoded with a trained adapter on; the reader is untouched; only the question is computed",
+            writer="sempic",
+        ),
+        Method(
+            "joint",
+            Order.GIVEN,
+            Nothing(),
+            "documents are encoded between a trained header and trailer, with a trained adapter on; only the question "
+            "is computed",
+            writer="joint",
+        ),
     )
 }
 AUTO_ORDER = ("retrieved-document", "none")  # what `auto` tries, first to last, before full prefill

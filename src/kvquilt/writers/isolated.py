@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
@@ -10,13 +9,10 @@ from kvquilt.errors import InputError
 from kvquilt.identity import digest_fields, encode_ids
 from kvquilt.model.language_model import LanguageModel, RowCounter
 from kvquilt.model.rows import RowPlan, Watchers
-from kvquilt.model.slots import SlotCache
-from kvquilt.segment import CompiledSegment, prefix_digest
+from kvquilt.segment import CompiledSegment
+from kvquilt.writers.batches import compile_batches, cut_segment
 from kvquilt.writers.extra import Extra
 from kvquilt.writers.prefix_cache import PrefixCache
-
-_BATCH_TOKENS = 512  # a CPU is saturated by then; padding beyond it only costs memory
-_PADDING = 1.15  # padded tokens per real token that a batch may cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +51,10 @@ class Isolated:
         return self.prefix
 
     @property
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (), ()
+
+    @property
     def side(self) -> frozenset[str]:
         return frozenset(name for extra in self.extras for name in extra.names)
 
@@ -72,19 +72,7 @@ class Isolated:
             for i, ids in enumerate(segments):
                 yield i, self._observed(prefix, ids)
             return
-        model = prefix.model
-        behind = prefix.reach(self.prefix) if self.prefix and segments else None
-        for batch in _batches([len(s) for s in segments]):
-            width = max(len(segments[i]) for i in batch)
-            padded = torch.zeros(len(batch), width, dtype=torch.int64)
-            for row, i in enumerate(batch):
-                padded[row, : len(segments[i])] = torch.tensor(segments[i])
-            cache = model.encode(padded, behind, prefix.counter)
-            try:
-                for row, i in enumerate(batch):
-                    yield i, _cut(cache, row, segments[i], self.prefix)
-            finally:
-                model.pool.release(cache)
+        yield from compile_batches(prefix, self.prefix, segments)
 
     def _observed(self, prefix: PrefixCache, ids: tuple[int, ...]) -> CompiledSegment:
         """One segment, computed in the prefix's own slots, with what the extras note."""
@@ -100,33 +88,4 @@ class Isolated:
         for each in seen:
             side |= each.side(model, cache, prefix.counter)
             cache.filled = stop
-        return _cut(cache, 0, ids, self.prefix, side)
-
-
-def _cut(
-    cache: SlotCache,
-    row: int,
-    ids: tuple[int, ...],
-    prefix: tuple[int, ...],
-    side: Mapping[str, torch.Tensor] = MappingProxyType({}),
-) -> CompiledSegment:
-    rows = slice(len(prefix), len(prefix) + len(ids))
-    # a copy: the segment outlives the batch, and a view would keep all of it in memory
-    keys = cache.slot_keys[:, row, :, rows].clone(memory_format=torch.contiguous_format).cpu()
-    values = cache.slot_values[:, row, :, rows].clone(memory_format=torch.contiguous_format).cpu()
-    return CompiledSegment(ids, keys, values, len(prefix), prefix_digest(prefix), side)
-
-
-def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices grouped by similar length, so that little is padded."""
-    batch: list[int] = []
-    real = 0
-    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        padded = lengths[i] * (len(batch) + 1)
-        if batch and (padded > _BATCH_TOKENS or padded > _PADDING * (real + lengths[i])):
-            yield batch
-            batch, real = [], 0
-        batch.append(i)
-        real += lengths[i]
-    if batch:
-        yield batch
+        return cut_segment(cache, 0, ids, self.prefix, side)

@@ -13,6 +13,7 @@ from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.neighbours import Neighbours
 from kvquilt.writers.recipe import Recipe
 from kvquilt.writers.residual import Residual
+from kvquilt.writers.trained import TRAINED
 
 RESIDUAL = "residual-"  # and the layer
 
@@ -43,8 +44,8 @@ RECIPES: dict[str, Callable[[Ingredients], Recipe]] = {
 
 def check_recipe(name: str) -> None:
     """Raise `InputError` for a name that no recipe has, with the nearest."""
-    if name not in RECIPES and not name.removeprefix(RESIDUAL).isdecimal():
-        raise InputError("writer", f"unknown{nearest(name, [*RECIPES, RESIDUAL + '1'])}", name)
+    if name not in RECIPES and name not in TRAINED and not name.removeprefix(RESIDUAL).isdecimal():
+        raise InputError("writer", f"unknown{nearest(name, [*RECIPES, *TRAINED, RESIDUAL + '1'])}", name)
 
 
 def recipe(name: str, given: Ingredients) -> Recipe:

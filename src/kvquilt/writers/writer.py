@@ -26,6 +26,11 @@ class Writer(Protocol):
         ...
 
     @property
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids of the soft tokens before and behind every segment; its compiled rows are header, segment, trailer."""
+        ...
+
+    @property
     def side(self) -> frozenset[str]:
         """Names of the side data that every segment has: what a reader's layout may ask for."""
         ...
@@ -33,5 +38,8 @@ class Writer(Protocol):
     def compile(
         self, model: LanguageModel, segments: Sequence[tuple[int, ...]], counter: RowCounter | None = None
     ) -> Iterator[tuple[int, CompiledSegment]]:
-        """Yield ``(index into segments, compiled segment)`` as soon as each is finished, in any order."""
+        """Yield ``(index into segments, compiled segment)`` as soon as each is finished, in any order.
+
+        The ids of a compiled segment are those of its rows, soft tokens of `around` included.
+        """
         ...

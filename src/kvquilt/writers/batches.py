@@ -1,0 +1,69 @@
+"""Padded batches of segments through the compile pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+
+from kvquilt.model.parts import PLAIN, Parts
+from kvquilt.model.slots import SlotCache
+from kvquilt.segment import CompiledSegment, prefix_digest
+from kvquilt.writers.prefix_cache import PrefixCache
+
+_BATCH_TOKENS = 512  # a CPU is saturated by then; padding beyond it only costs memory
+_PADDING = 1.15  # padded tokens per real token that a batch may cost
+
+
+def compile_batches(
+    prefix: PrefixCache, behind: tuple[int, ...], segments: Sequence[tuple[int, ...]], parts: Parts = PLAIN
+) -> Iterator[tuple[int, CompiledSegment]]:
+    """Compile segments behind the ids `behind`, which the plain model reads, with `parts` on for the segments alone.
+
+    Args:
+        segments: ids of the rows, soft ones among them.
+    """
+    model = prefix.model
+    start = prefix.reach(behind) if behind and segments else None
+    for batch in _batches([len(s) for s in segments]):
+        width = max(len(segments[i]) for i in batch)
+        padded = torch.zeros(len(batch), width, dtype=torch.int64)
+        for row, i in enumerate(batch):
+            padded[row, : len(segments[i])] = torch.tensor(segments[i])
+        cache = model.encode(padded, start, prefix.counter, parts)
+        try:
+            for row, i in enumerate(batch):
+                yield i, cut_segment(cache, row, segments[i], behind)
+        finally:
+            model.pool.release(cache)
+
+
+def cut_segment(
+    cache: SlotCache,
+    row: int,
+    ids: tuple[int, ...],
+    behind: tuple[int, ...],
+    side: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> CompiledSegment:
+    """The segment `ids` that stands behind `behind` in one row of the batch."""
+    rows = slice(len(behind), len(behind) + len(ids))
+    # a copy: the segment outlives the batch, and a view would keep all of it in memory
+    keys = cache.slot_keys[:, row, :, rows].clone(memory_format=torch.contiguous_format).cpu()
+    values = cache.slot_values[:, row, :, rows].clone(memory_format=torch.contiguous_format).cpu()
+    return CompiledSegment(ids, keys, values, len(behind), prefix_digest(behind), side)
+
+
+def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Indices grouped by similar length, so that little is padded."""
+    batch: list[int] = []
+    real = 0
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        padded = lengths[i] * (len(batch) + 1)
+        if batch and (padded > _BATCH_TOKENS or padded > _PADDING * (real + lengths[i])):
+            yield batch
+            batch, real = [], 0
+        batch.append(i)
+        real += lengths[i]
+    if batch:
+        yield batch
