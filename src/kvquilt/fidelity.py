@@ -53,7 +53,7 @@ def speak(engine: Engine, placement: Placement, method: Method, tenant: str | No
     model, ledger = engine.model, Ledger(method=method.name)
     logits, cache = engine.reader.read(placement, method, tenant, ledger, tokens)
     try:
-        return _greedy(model, cache, logits[-1], tokens, ledger)
+        return _greedy(model, cache, logits[-1:], tokens, ledger)
     finally:
         model.pool.release(cache)
 
@@ -78,9 +78,13 @@ def compare(
         read, steps = cache.filled, [logits[-1:]]
         if follow:
             steps.append(model.forward(torch.tensor([follow]), cache.tail(len(follow)), cache, len(follow))[0])
-        forced = torch.cat(steps).log_softmax(-1)
-        cache.filled = read  # the method's own answer overwrites the forced one
-        spoken = _greedy(model, cache, logits[-1], own, ledger) if own else Spoken(true.ids, forced, ledger)
+        said = torch.cat(steps)
+        forced = said.log_softmax(-1)
+        # its own answer is the forced one up to where it would have said something else
+        same = int((said.argmax(-1) == torch.tensor(true.ids, device=said.device)).long().cumprod(0).sum())
+        known = min(same, len(follow), max(0, own - 1))
+        cache.filled = read + known
+        spoken = _greedy(model, cache, said[: known + 1], own, ledger) if own else Spoken(true.ids, forced, ledger)
     finally:
         model.pool.release(cache)
     kl = (true.steps.exp() * (true.steps - forced)).sum(-1).clamp_min(0.0)
@@ -89,8 +93,13 @@ def compare(
 
 
 def _greedy(model: LanguageModel, cache: SlotCache, logits: torch.Tensor, tokens: int, ledger: Ledger) -> Spoken:
-    """The greedy answer of at most `tokens` behind a cache whose last row has the `logits` ``[vocabulary]``."""
-    steps, ids = [logits], [int(logits.argmax())]
+    """The greedy answer of at most `tokens` behind a cache that holds all of it but the last known token.
+
+    Args:
+        logits: ``[known, vocabulary]``, from the prompt's last row on.
+    """
+    steps = list(logits)
+    ids = [int(each.argmax()) for each in steps]
     while len(ids) < tokens and ids[-1] not in model.stop_ids:
         steps.append(step(model, cache, ids[-1]))
         ids.append(int(steps[-1].argmax()))

@@ -96,11 +96,14 @@ class BiographyTask:
         document = Document(" ".join(texts), id=f"biography-{self.random_seed}-{index}")
         return Person(index, given, family, facts, document)
 
-    def items(self, split: str, count: int, documents: int = 5, seed: int = 0) -> list[Item]:
+    def items(self, split: str, count: int, documents: int = 5, seed: int = 0, among: int | None = None) -> list[Item]:
         """Questions about one fact of one person each, among others of the same split.
 
         Everybody is asked about once before anybody is twice. Attribute and place of the target are uniform. Family
         names differ within an item, and no other document states the answer. A smaller `count` is a head of a larger.
+
+        Args:
+            among: only so many people of the split, so that documents come up again and again, as they do in use.
 
         Raises:
             InputError: an unknown split, a count or number of documents below 1, more documents than the split has
@@ -108,7 +111,7 @@ class BiographyTask:
         """
         _check_count("count", count, 1)
         _check_count("documents", documents, 1)
-        members = self.split(split)
+        members = self.split(split)[:among]
         draw = random.Random(f"biography items {self.random_seed} {split} {documents} {seed}")
         targets = draw.sample(members, len(members))
         made = []
