@@ -17,13 +17,12 @@ from kvquilt.context import check_prompt_fits
 from kvquilt.decode import Sampling
 from kvquilt.errors import ContextLengthError, InputError
 from kvquilt.gate import examine
-from kvquilt.gate_report import LEAST_PROMPTS, DoctorReport
-from kvquilt.gate_samples import builtin_documents
+from kvquilt.gate_report import DoctorReport
 from kvquilt.identity import namespace
 from kvquilt.ledger import Ledger
 from kvquilt.measured import Measured
 from kvquilt.model.language_model import LanguageModel
-from kvquilt.model.load import load_model
+from kvquilt.opening import open_parts
 from kvquilt.placement import Placement, place_runs
 from kvquilt.policy import needs_verdict, written_method
 from kvquilt.prompt import Document, Prompt, check_documents, continuation
@@ -107,21 +106,14 @@ class Engine:
             ModelNotFoundError, UnsupportedModelError, StoreUnavailableError.
         """
         settings = settings or Settings.resolve()[0]
-        name, asked = settings.model if model is None else model, settings.helper_model if helper is None else helper
-        place = settings.dtype if dtype is None else dtype, settings.device if device is None else device
-        loaded = load_model(name, *place, settings.threads if threads is None else threads, settings)
-        second = None
-        if asked is not None:
-            second = loaded if asked == name else load_model(asked, *place, settings=settings)
-        folder = settings.store_dir if store_dir is None else store_dir
-        store = Store.open(folder, settings.memory_bytes, settings.disk_bytes)
+        opened = open_parts(settings, model, helper, dtype, device, threads, store_dir)
         try:
             return cls(
-                loaded, store, settings,
-                shared_prefix=shared_prefix, system=system, conversations=conversations, helper=second,
+                opened.model, opened.store, settings,
+                shared_prefix=shared_prefix, system=system, conversations=conversations, helper=opened.helper,
             )  # fmt: skip
         except BaseException:
-            store.close()
+            opened.store.close()
             raise
 
     def __enter__(self) -> Self:
@@ -313,13 +305,7 @@ class Engine:
             InputError: an unknown method, one that does not reuse, or one whose budget cannot pay for its choosing.
         """
         namespace(tenant)  # refuses one that cannot be a name, before anything is computed
-        if prompts < LEAST_PROMPTS:
-            raise InputError("prompts", f"must be at least {LEAST_PROMPTS}: fewer can pass nothing", prompts)
-        if methods is not None and (isinstance(methods, str) or not methods):
-            raise InputError("methods", "must be a list of at least one method", methods)
-        chosen = check_documents(documents) if documents is not None else builtin_documents()
-        named = AUTO_ORDER if methods is None else tuple(methods)
-        self._measured.keep(tenant, examine(self, chosen, tenant, seconds, prompts, progress, named))
+        self._measured.keep(tenant, examine(self, documents, tenant, seconds, prompts, progress, methods))
         report = self.verdict(tenant)
         assert report is not None  # just kept
         return report

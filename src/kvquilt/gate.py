@@ -23,7 +23,7 @@ from kvquilt.gate_samples import builtin_documents, fit_documents, make_question
 from kvquilt.identity import namespace
 from kvquilt.ledger import Provenance
 from kvquilt.placement import Placement, place_runs
-from kvquilt.prompt import Document, Run
+from kvquilt.prompt import Document, Run, check_documents
 from kvquilt.repair.presets import AUTO_ORDER, Method, find_method
 from kvquilt.repair.selector import Probe
 from kvquilt.retrieval import ranked_documents
@@ -57,24 +57,33 @@ class _Seen:
 
 def examine(
     engine: Engine,
-    documents: Sequence[Document],
+    documents: Sequence[Document] | None,
     tenant: str | None,
     seconds: float,
     prompts: int,
     progress: Callable[[int, int], None] | None = None,
-    methods: Sequence[str] = AUTO_ORDER,
+    methods: Sequence[str] | None = None,
 ) -> DoctorReport:
     """Run the checks, then measure `methods` on sample prompts until `prompts` or `seconds` are used up.
 
     At least `LEAST_PROMPTS` are measured, however short the time: a verdict on less would be chance. The report is
     stored for `tenant` together with what was measured before of other methods.
 
+    Args:
+        documents: built-in texts for None; `methods`: for None what `auto` tries.
+
     Raises:
         InputError: an unknown method, one that does not reuse, or one that cannot run on such prompts.
     """
+    if prompts < LEAST_PROMPTS:
+        raise InputError("prompts", f"must be at least {LEAST_PROMPTS}: fewer can pass nothing", prompts)
+    if methods is not None and (isinstance(methods, str) or not methods):
+        raise InputError("methods", "must be a list of at least one method", methods)
+    given = builtin_documents() if documents is None else check_documents(documents)
     began = time.perf_counter()
-    seen = {name: _Seen(_reusing(name), _helper(engine, name)) for name in dict.fromkeys(methods)}
-    documents = fit_documents(engine, documents)
+    named = AUTO_ORDER if methods is None else methods
+    seen = {name: _Seen(_reusing(name), _helper(engine, name)) for name in dict.fromkeys(named)}
+    documents = fit_documents(engine, given)
     count = min(prompts, max(len(documents), LEAST_PROMPTS))
     samples = sample_prompts(documents, fit_documents(engine, builtin_documents()), count)
     runs = _runs(engine, "?", samples[0][0])

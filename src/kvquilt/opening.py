@@ -1,0 +1,40 @@
+"""What an engine is made of, from names: the models, the trained writers, the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvquilt.config import Settings
+from kvquilt.model.language_model import LanguageModel
+from kvquilt.model.load import load_model
+from kvquilt.store import Store
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Opened:
+    """Open parts of an engine; whoever has them closes the store."""
+
+    model: LanguageModel
+    helper: LanguageModel | None
+    store: Store
+
+
+def open_parts(
+    settings: Settings,
+    model: str | None = None,
+    helper: str | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    store_dir: str | Path | None = None,
+) -> Opened:
+    """Load the models and open the store; what is None is as the settings say. See `Engine.load`."""
+    name, asked = settings.model if model is None else model, settings.helper_model if helper is None else helper
+    place = settings.dtype if dtype is None else dtype, settings.device if device is None else device
+    loaded = load_model(name, *place, settings.threads if threads is None else threads, settings)
+    second = None
+    if asked is not None:
+        second = loaded if asked == name else load_model(asked, *place, settings=settings)
+    folder = settings.store_dir if store_dir is None else store_dir
+    return Opened(loaded, second, Store.open(folder, settings.memory_bytes, settings.disk_bytes))
