@@ -13,6 +13,7 @@
     ├── StoreError
     │   ├── StoreUnavailableError    the store directory cannot be read, written or understood
     │   └── IntegrityError           an invariant of a store or cache is broken: a bug or a damaged disk
+    ├── WriterError                  a trained writer's folder is damaged, incomplete or not understood
     └── ConversationError            a follow-up on an answer whose live cache is gone
 
 Catch ``KvquiltError`` to catch them all. A store that is merely damaged never raises while answering:
@@ -86,6 +87,10 @@ class IntegrityError(StoreError):
     Raised by `check_integrity()`, and where going on would break one: a slot cache that is written without a plan, or
     given back to a pool that has not lent it.
     """
+
+
+class WriterError(KvquiltError):
+    """The folder of a trained writer is damaged, incomplete, or of a kind or version that is not understood."""
 
 
 class ConversationError(KvquiltError):

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from kvquilt.errors import WriterMismatchError
+import torch
+from safetensors.torch import save
+
+from kvquilt.errors import InputError, WriterMismatchError
+from kvquilt.identity import Fingerprint
 from kvquilt.model.language_model import LanguageModel, RowCounter
-from kvquilt.model.parts import Parts, soft_ids
+from kvquilt.model.parts import Adapter, Parts, soft_ids
 from kvquilt.segment import CompiledSegment
 from kvquilt.writers.batches import compile_batches
+from kvquilt.writers.folder import ADAPTER, CONFIG, SOFT_TOKENS, save_folder
+from kvquilt.writers.peft_layout import config_text, to_peft
 from kvquilt.writers.prefix_cache import PrefixCache
+from kvquilt.writers.tensors import STORED, content_digest, moved, sizes_of
 
 TRAINED = ("kv-packet", "sempic", "joint")  # kinds, and the names of their methods
 
@@ -24,19 +34,23 @@ class Trained:
 
     Attributes:
         kind: what `kvquilt` calls it: ``kv-packet``, ``sempic``, ``joint``.
-        base: fingerprint digest of the one model it was trained for.
+        base: fingerprint of the one model it was trained for.
         parts: the adapter, and the header's soft rows followed by the trailer's.
+        alpha: of the adapter; over its rank it is the scaling.
         prefix: ids that documents are encoded behind; the plain model reads them.
         digest: content identity, over all of the above.
+        base_name: what a person calls the model.
     """
 
     kind: str
-    base: str
+    base: Fingerprint
     parts: Parts = field(repr=False, compare=False)
+    alpha: float
     header: int
     trailer: int
     prefix: tuple[int, ...]
     digest: str
+    base_name: str = field(default="", compare=False)
 
     @property
     def encoded_behind(self) -> None:
@@ -62,12 +76,76 @@ class Trained:
         header, trailer = self.around
         packets = [header + ids + trailer for ids in segments]
         with PrefixCache(model, counter) as prefix:
-            yield from compile_batches(prefix, self.prefix, packets, self.parts)
+            yield from compile_batches(prefix, self.prefix, packets, moved(self.parts, model.device))
 
     def check(self, model: LanguageModel) -> None:
-        """Raise `WriterMismatchError` unless `model` is the one it was trained for, in the same dtype."""
-        if model.fingerprint.digest != self.base:
+        """Raise `WriterMismatchError`, saying what differs, unless `model` is the one it was trained for."""
+        names = [f.name for f in fields(Fingerprint)]
+        if differing := [n for n in names if getattr(self.base, n) != getattr(model.fingerprint, n)]:
             raise WriterMismatchError(
-                f"this {self.kind} writer was trained for another model than {model.name} in {model.dtype}: weights, "
-                f"tokenizer, rotary table and dtype must all be the same"
+                f"this {self.kind} writer was trained for {self.base_name or 'another model'} in {self.base.dtype}, "
+                f"not for {model.name} in {model.fingerprint.dtype}; what differs: {', '.join(differing)}"
             )
+
+    def on(self, device: torch.device) -> Trained:
+        """The same with its tensors there."""
+        return replace(self, parts=moved(self.parts, device))
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """Its tensors as `kvquilt.model.parts.parts_of` takes them."""
+        out = {}
+        if self.parts.soft is not None:
+            sides = {"header": self.parts.soft[: self.header], "trailer": self.parts.soft[self.header :]}
+            out = {name: rows for name, rows in sides.items() if len(rows)}
+        adapter = self.parts.adapter
+        for name, (a, b) in adapter.pairs.items() if isinstance(adapter, Adapter) else ():
+            out |= {f"{name}.lora_A": a, f"{name}.lora_B": b}
+        return out
+
+    def save(
+        self,
+        path: Path,
+        recipe: Mapping[str, Any] = MappingProxyType({}),
+        metrics: Mapping[str, Any] = MappingProxyType({}),
+        stored: str = "float32",
+    ) -> str:
+        """Write the folder that `kvquilt.writers.artefact.load_writer` reads; see there for its files.
+
+        What was there is replaced as a whole or not at all; other files in the folder stay. Two saves give equal bytes.
+
+        Args:
+            recipe, metrics: JSON: how it was trained, what was measured.
+            stored: ``bfloat16`` halves the files; what is loaded then is a rounded writer with a digest of its own.
+
+        Returns:
+            The digest of the writer as it will be loaded.
+
+        Raises:
+            InputError: `stored` is no such dtype, or `recipe` or `metrics` no JSON.
+            OSError: as the file system gives it; the writer that was there stays whole.
+        """
+        if stored not in STORED:
+            raise InputError("stored", "float32 or bfloat16", stored)
+        named = {name: t.cpu().to(STORED[stored]).contiguous() for name, t in self.named().items()}
+        adapter = to_peft(named)
+        soft = {name: t for name, t in named.items() if name in ("header", "trailer")}
+        files = {}
+        if adapter:
+            files[CONFIG] = config_text(named, self.alpha, self.base_name).encode()
+            files[ADAPTER] = save(adapter, {"format": "pt"})
+        if soft:
+            files[SOFT_TOKENS] = save(soft, {"format": "pt"})
+        digest = content_digest(self.kind, self.base, named, self.alpha, self.prefix)
+        about = {
+            "kind": self.kind,
+            "digest": digest,
+            "base": {"name": self.base_name, "fingerprint": self.base.digest, **asdict(self.base)},
+            "sizes": sizes_of(named),
+            "alpha": self.alpha,
+            "prefix": list(self.prefix),
+            "stored": stored,
+            "recipe": dict(recipe),
+            "metrics": dict(metrics),
+        }
+        save_folder(path, about, files)
+        return digest
