@@ -103,7 +103,8 @@ def _publish(path: Path) -> None:
     staged = path / _STAGED
     there = [name for name in FILES if (staged / name).exists()]
     for name in (*there, MANIFEST):
-        write_atomically(path / name, (staged / name).read_bytes())
+        write_atomically(staged / "next", (staged / name).read_bytes())  # here, where whatever is left is cleared
+        (staged / "next").replace(path / name)
     for name in set(FILES) - set(there):
         (path / name).unlink(missing_ok=True)
     (staged / MANIFEST).unlink()

@@ -1,0 +1,307 @@
+"""A writer's folder: what is saved comes back, in PEFT's own layout, and nothing damaged or foreign is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import DynamicCache
+
+from kvquilt.errors import WriterError
+from kvquilt.writers import folder
+from kvquilt.writers.artefact import load_writer, make_writer, read_manifest
+from kvquilt.writers.folder import ADAPTER, CONFIG, MANIFEST, SOFT_TOKENS, load_folder, save_folder
+from kvquilt.writers.trained import TRAINED, Trained
+from tests.models import build, tiny
+from tests.oracle import random_ids
+from tests.writers.trained import random_parts, random_writer
+
+FILES = {"kv-packet": {SOFT_TOKENS}, "sempic": {CONFIG, ADAPTER}, "joint": {CONFIG, ADAPTER, SOFT_TOKENS}}
+kinds = pytest.mark.parametrize("kind", TRAINED)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def equal(one: Trained, two: Trained) -> bool:
+    a, b = one.named(), two.named()
+    return one == two and list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@kinds
+@pytest.mark.parametrize("prefix", [(), random_ids(9, 3)])
+def test_what_is_saved_comes_back(kind: str, prefix: tuple[int, ...], tmp_path: Path) -> None:
+    model = tiny()
+    writer = random_writer(model, kind, prefix)
+    recipe, metrics = {"lr": 5e-4, "targets": ("q_proj", "v_proj"), "steps": None}, {"kl": 0.25}
+    assert writer.save(tmp_path / "w", recipe, metrics) == writer.digest
+    loaded = load_writer(tmp_path / "w", model)
+    assert equal(loaded, writer)
+    assert (loaded.alpha, loaded.base_name) == (writer.alpha, "tiny-llama")
+    assert equal(load_writer(tmp_path / "w"), writer)
+    about = read_manifest(tmp_path / "w")
+    assert about["recipe"] == {"lr": 5e-4, "targets": ["q_proj", "v_proj"], "steps": None}
+    assert about["metrics"] == metrics
+    assert about["base"]["name"] == "tiny-llama"
+    assert about["base"]["dtype"] == "float32"
+    assert about["base"]["fingerprint"] == model.fingerprint.digest
+    segments = [random_ids(n, n) for n in (5, 21)]
+    for (i, a), (j, b) in zip(writer.compile(model, segments), loaded.compile(model, segments), strict=True):
+        assert i == j
+        assert torch.equal(a.keys, b.keys)
+        assert torch.equal(a.values, b.values)
+
+
+@kinds
+def test_two_saves_give_equal_bytes_and_a_loaded_writer_saves_the_same(kind: str, tmp_path: Path) -> None:
+    writer = random_writer(tiny(), kind)
+    writer.save(tmp_path / "a", {"x": 1}, {"y": 2.5})
+    writer.save(tmp_path / "b", {"x": 1}, {"y": 2.5})
+    load_writer(tmp_path / "a").save(tmp_path / "c", {"x": 1}, {"y": 2.5})
+    assert contents(tmp_path / "a") == contents(tmp_path / "b") == contents(tmp_path / "c")
+    assert set(contents(tmp_path / "a")) == {MANIFEST, *FILES[kind]}
+
+
+def test_saved_as_bfloat16_it_is_a_rounded_writer_of_its_own(tmp_path: Path) -> None:
+    writer = random_writer(tiny())
+    digest = writer.save(tmp_path, stored="bfloat16")
+    loaded = load_writer(tmp_path, tiny())
+    assert loaded.digest == digest != writer.digest
+    for name, tensor in loaded.named().items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, writer.named()[name].bfloat16().float())
+    assert loaded.save(tmp_path, stored="bfloat16") == digest
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("targets", [("q_proj", "k_proj", "v_proj", "o_proj"), ("v_proj", "down_proj")])
+def test_peft_loads_the_adapter_and_computes_the_same_keys_and_values(
+    family: str, targets: tuple[str, ...], tmp_path: Path
+) -> None:
+    model, ids = tiny(family), random_ids(17, 5)
+    named = random_parts(model, 3, 0, 0, targets=targets)
+    writer = make_writer("sempic", model.fingerprint, named, 5.0, base_name=model.name)
+    writer.save(tmp_path)
+    theirs = peft.PeftModel.from_pretrained(build(family), str(tmp_path), local_files_only=True).eval()
+    cache = DynamicCache()
+    with torch.inference_mode():
+        theirs(input_ids=torch.tensor([ids]), cache=cache, use_cache=True)
+    [(_, segment)] = writer.compile(model, [ids])
+    for layer, (keys, values) in enumerate(zip(segment.keys, segment.values, strict=True)):
+        assert torch.allclose(keys, cache.layers[layer].keys[0], atol=1e-4)
+        assert torch.allclose(values, cache.layers[layer].values[0], atol=1e-4)
+    mine, again = load_file(tmp_path / ADAPTER), tmp_path / "again"
+    theirs.save_pretrained(str(again), save_embedding_layers=False)  # else it looks for the base model online
+    saved = load_file(again / ADAPTER)
+    assert mine.keys() == saved.keys(), "PEFT itself would write these names"
+    assert all(torch.equal(mine[name], saved[name]) for name in mine)
+
+
+def test_the_names_in_the_adapter_are_pefts(tmp_path: Path) -> None:
+    random_writer(tiny(), "sempic").save(tmp_path)
+    assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in load_file(tmp_path / ADAPTER)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    assert (config["r"], config["lora_alpha"], config["peft_type"]) == (4, 4, "LORA")
+    assert config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
+
+
+def test_an_adapter_on_some_layers_names_them_in_full(tmp_path: Path) -> None:
+    named = {
+        n: t for n, t in random_parts(tiny(), 2, 0, 0).items() if n.startswith(("layers.0.self_attn.q", "layers.2"))
+    }
+    writer = make_writer("sempic", tiny().fingerprint, named, 2.0)
+    writer.save(tmp_path)
+    assert equal(load_writer(tmp_path, tiny()), writer)
+    assert "layers.0.self_attn.q_proj" in json.loads((tmp_path / CONFIG).read_text())["target_modules"]
+
+
+# --- replaced as a whole ---------------------------------------------------------------------------------------------
+
+
+def test_a_save_that_ends_anywhere_leaves_the_old_or_the_new_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = random_writer(tiny(), "joint", seed=1), random_writer(tiny(), "kv-packet", seed=2)
+    operations = [(os, "fsync"), (Path, "replace"), (Path, "unlink"), (folder.shutil, "rmtree"), (Path, "mkdir")]
+    seen, ends = set(), 0
+    for at in range(1000):
+        path = tmp_path / str(at)
+        old.save(path)
+        with monkeypatch.context() as patched:
+            count = _ending(patched, operations, at)
+            try:
+                new.save(path)
+            except KeyboardInterrupt:
+                ends += 1
+            else:
+                assert count[0] <= at
+                break
+        found = load_writer(path)
+        assert equal(found, old) or equal(found, new)
+        seen.add(found.kind)
+        third = random_writer(tiny(), "sempic", seed=3)
+        third.save(path)
+        assert equal(load_writer(path), third)
+        assert set(contents(path)) == {MANIFEST, *FILES["sempic"]}, "the next one who saves tidies up"
+    assert ends > 8
+    assert seen == {"joint", "kv-packet"}
+
+
+def _ending(patched: pytest.MonkeyPatch, operations: list[tuple[Any, str]], at: int) -> list[int]:
+    """End the process, so to speak, at the operation of that number."""
+    count = [0]
+
+    def ended(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            count[0] += 1
+            if count[0] > at:
+                raise KeyboardInterrupt
+            return original(*args, **kwargs)
+
+        return call
+
+    for home, name in operations:
+        patched.setattr(home, name, ended(getattr(home, name)))
+    return count
+
+
+def test_a_full_disk_leaves_the_old_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = random_writer(tiny(), "joint", seed=1)
+    old.save(tmp_path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            random_writer(tiny(), "joint", seed=2).save(tmp_path)
+    assert equal(load_writer(tmp_path), old)
+
+
+def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text("{}\n")
+    random_writer(tiny(), "joint").save(tmp_path)
+    random_writer(tiny(), "sempic").save(tmp_path)
+    assert set(contents(tmp_path)) == {"log.jsonl", MANIFEST, CONFIG, ADAPTER}
+    assert load_writer(tmp_path).kind == "sempic"
+
+
+# --- what is not loaded ----------------------------------------------------------------------------------------------
+
+
+def test_a_changed_byte_anywhere_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    random_writer(tiny(), "joint", random_ids(3, 1)).save(tmp_path, {"lr": 0.5}, {"kl": 1.25})
+    for name, data in contents(tmp_path).items():
+        step = max(1, len(data) // 40)
+        for at in range(0, len(data), step):
+            changed = bytearray(data)
+            changed[at] ^= 0x01
+            (tmp_path / name).write_bytes(changed)
+            if name == MANIFEST and json_or_none(bytes(changed)) == json_or_none(data):
+                continue  # white space
+            with pytest.raises(WriterError, match=name if name != MANIFEST else str(tmp_path)):
+                load_writer(tmp_path)
+        (tmp_path / name).write_bytes(data[: len(data) // 2])
+        with pytest.raises(WriterError, match="damaged"):
+            load_writer(tmp_path)
+        (tmp_path / name).unlink()
+        with pytest.raises(WriterError, match=f"{name} is missing"):
+            load_writer(tmp_path)
+        (tmp_path / name).write_bytes(data)
+    load_writer(tmp_path)
+
+
+def json_or_none(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except ValueError:
+        return None
+
+
+def test_no_folder_or_a_folder_of_something_else(tmp_path: Path) -> None:
+    with pytest.raises(WriterError, match="no such folder"):
+        load_writer(tmp_path / "nowhere")
+    with pytest.raises(WriterError, match=r"writer\.json is missing"):
+        load_writer(tmp_path)
+    for text in ("{}", "[]", "7", '{"format": "x"}'):
+        (tmp_path / MANIFEST).write_text(text)
+        with pytest.raises(WriterError, match="not that of a writer"):
+            load_writer(tmp_path)
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(WriterError, match="cannot be read"):
+        load_writer(file)
+
+
+def test_a_newer_format_says_so_even_if_everything_else_is_new(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text('{"format": 2, "shape": []}')
+    with pytest.raises(WriterError, match="format 2 by a newer kvquilt"):
+        load_writer(tmp_path)
+
+
+def test_a_file_that_is_not_this_writers(tmp_path: Path) -> None:
+    random_writer(tiny(), "joint").save(tmp_path / "a")
+    random_writer(tiny(), "kv-packet").save(tmp_path / "b")
+    (tmp_path / "b" / ADAPTER).write_bytes((tmp_path / "a" / ADAPTER).read_bytes())
+    with pytest.raises(WriterError, match=f"{ADAPTER} does not belong"):
+        load_writer(tmp_path / "b")
+    random_writer(tiny(), "joint", seed=5).save(tmp_path / "c")
+    (tmp_path / "a" / SOFT_TOKENS).write_bytes((tmp_path / "c" / SOFT_TOKENS).read_bytes())
+    with pytest.raises(WriterError, match=f"{SOFT_TOKENS} is damaged, or not the one"):
+        load_writer(tmp_path / "a")
+
+
+def forged(path: Path, about: dict[str, Any], files: dict[str, bytes]) -> None:
+    """A folder whose checksums are right, whatever is in it."""
+    about = {name: value for name, value in about.items() if name not in ("files", "checksum")}
+    save_folder(path, about, files)
+
+
+def altered(path: Path, **changes: Any) -> None:
+    about, files = load_folder(path)
+    for dotted, value in changes.items():
+        at: Any = about
+        *outer, last = dotted.split("__")
+        for name in outer:
+            at = at[name]
+        at[last] = value
+    forged(path, about, files)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "magic"}, "kind: unknown"),
+        ({"kind": "kv-paket"}, "did you mean 'kv-packet'"),
+        ({"kind": "sempic"}, "another digest"),
+        ({"alpha": 5.0}, "lora_alpha is 4, but must be 5"),
+        ({"alpha": "x"}, "another form"),
+        ({"prefix": [-1]}, "must be token ids"),
+        ({"prefix": [1, 2]}, "another digest"),
+        ({"prefix": None}, "another form"),
+        ({"base__weights": "0" * 64}, "another digest"),
+        ({"base": {}}, "lacks something"),
+        ({"sizes__rank": 3}, "says rank 3, the files have 2"),
+        ({"sizes__header": 4}, "says header 4, the files have 2"),
+        ({"sizes__width": 4}, "says width 4, the files have 64"),
+        ({"sizes": {}}, "lacks something"),
+        ({"stored": "bfloat16"}, "says 'bfloat16'"),
+        ({"stored": "float64"}, "says 'float64'"),
+        ({"digest": "0" * 64}, "another digest"),
+    ],
+)
+def test_a_manifest_that_does_not_agree_with_its_files(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    random_writer(tiny(), "joint").save(tmp_path)
+    altered(tmp_path, **changes)
+    with pytest.raises(WriterError, match=said):
+        load_writer(tmp_path)

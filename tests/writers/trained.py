@@ -1,0 +1,44 @@
+"""Trained writers with random weights, of every kind and shape, for models of `tests.models`."""
+
+from __future__ import annotations
+
+import torch
+
+from kvquilt.model.language_model import LanguageModel
+from kvquilt.training.components import TARGETS, linear_layers
+from kvquilt.writers.artefact import make_writer
+from kvquilt.writers.trained import Trained
+
+PHI3 = ("qkv_proj", "o_proj")
+# kind: rank, header, trailer
+SHAPES = {
+    "kv-packet": (0, 3, 2),
+    "sempic": (4, 0, 0),
+    "joint": (2, 2, 3),
+}
+
+
+def targets_of(model: LanguageModel) -> tuple[str, ...]:
+    return PHI3 if "phi3" in model.name else TARGETS
+
+
+def random_parts(
+    model: LanguageModel, rank: int, header: int, trailer: int, seed: int = 0, targets: tuple[str, ...] = ()
+) -> dict[str, torch.Tensor]:
+    """Tensors that change what is compiled by a lot, none of them zero."""
+    draw = torch.Generator().manual_seed(seed)
+    named = {}
+    for name, rows in (("header", header), ("trailer", trailer)):
+        if rows:
+            named[name] = torch.randn(rows, model.hf.config.hidden_size, generator=draw) * 0.3
+    for name, layer in linear_layers(model, targets or targets_of(model)) if rank else ():
+        named[f"{name}.lora_A"] = torch.randn(rank, layer.in_features, generator=draw) * 0.2
+        named[f"{name}.lora_B"] = torch.randn(layer.out_features, rank, generator=draw) * 0.2
+    return named
+
+
+def random_writer(
+    model: LanguageModel, kind: str = "joint", prefix: tuple[int, ...] = (), seed: int = 0, alpha: float = 4.0
+) -> Trained:
+    named = random_parts(model, *SHAPES[kind], seed)
+    return make_writer(kind, model.fingerprint, named, alpha, prefix, model.name)
