@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from kvquilt.cli import ask, bench, compile, config, demo, doctor, explain, methods, models, store, tune
+from kvquilt.cli import ask, bench, compile, config, demo, doctor, explain, methods, models, store, train, tune
 from kvquilt.cli.common import CONFIG, FLAGS, ExitCode, echo_json, wants_json, warn
 from kvquilt.errors import InputError, KvquiltError, ModelError, StoreError
 
@@ -94,6 +94,7 @@ app.command("compile")(compile.compile_documents)
 app.command("ask")(ask.ask)
 app.command("explain")(explain.explain)
 app.command("doctor")(doctor.doctor)
+app.command("train")(train.train)
 app.command("tune")(tune.tune)
 app.command("methods")(methods.methods)
 app.add_typer(store.app, name="store")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from kvquilt.errors import InputError, UnsupportedModelError
+from kvquilt.identity import digest_fields
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.parts import Parts, parts_of
 
@@ -37,6 +38,25 @@ class Shape:
             raise InputError("shape", "rank, header and trailer are at least 0, one of them above", f"{self}")
         if self.rank and not self.targets:
             raise InputError("targets", "an adapter needs at least one linear layer")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Of ``adapter``, ``header``, ``trailer``: those that are there."""
+        sizes = (("adapter", self.rank), ("header", self.header), ("trailer", self.trailer))
+        return tuple(name for name, size in sizes if size)
+
+
+def shape_with(shape: Shape, there: Mapping[str, torch.Tensor], alpha: float) -> Shape:
+    """A shape whose parts, as far as they are `there`, have the sizes that they have there."""
+    pairs = [name for name in there if name.endswith(".lora_A")]
+    if shape.rank and pairs:
+        last = tuple(dict.fromkeys(name.removesuffix(".lora_A").rsplit(".", 1)[1] for name in pairs))
+        shape = replace(shape, rank=len(there[pairs[0]]), alpha=alpha, targets=last)
+    if shape.header and "header" in there:
+        shape = replace(shape, header=len(there["header"]))
+    if shape.trailer and "trailer" in there:
+        shape = replace(shape, trailer=len(there["trailer"]))
+    return shape
 
 
 class Components:
@@ -80,9 +100,35 @@ class Components:
             named[f"{name}.lora_B"] = torch.zeros(layer.out_features, shape.rank, device=model.device)
         return cls(shape, named, trained)
 
+    @classmethod
+    def begun(
+        cls, model: LanguageModel, shape: Shape, seed: int, there: Mapping[str, torch.Tensor], trained: Sequence[str]
+    ) -> Components:
+        """`fresh`, with copies of the tensors that are `there` already.
+
+        Raises:
+            InputError: one of them is of no part of this shape, or of another size.
+        """
+        made = cls.fresh(model, shape, seed, trained)
+        for name, tensor in there.items():
+            if name not in made.named:
+                raise InputError("from", "the artefact has a part that the new writer has not", name)
+            if tensor.shape != made.named[name].shape:
+                rule = f"rank, header and trailer must be the artefact's: {name} is {tuple(tensor.shape)} there"
+                raise InputError("from", rule, f"{tuple(made.named[name].shape)}")
+            with torch.no_grad():
+                made.named[name].copy_(tensor)
+        return made
+
     @property
     def trained(self) -> dict[str, torch.nn.Parameter]:
         return {name: p for name, p in self.named.items() if p.requires_grad}
+
+    @property
+    def digest(self) -> str:
+        """Of every value."""
+        fields = [(f"{n} {tuple(p.shape)}", p.detach().cpu().numpy().tobytes()) for n, p in self.named.items()]
+        return digest_fields("kvquilt 2026-11 components v1", fields)
 
     def parts(self) -> Parts:
         """For a forward; shares the parameters."""

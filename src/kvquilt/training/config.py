@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from kvquilt.errors import InputError
+from kvquilt.errors import InputError, nearest
 from kvquilt.training.components import Shape
 from kvquilt.training.objective import Objective
 
@@ -21,9 +23,10 @@ class TrainConfig:
     """Defaults are kvquilt's own recipe; `published` is that of the papers.
 
     Attributes:
-        kind: ``kv-packet``, ``sempic`` or ``joint``: a name for the artefact; `shape` says what is trained.
+        kind: ``kv-packet``, ``sempic`` or ``joint``: a name for the artefact; `shape` says what there is.
+        fixed: of ``adapter``, ``header``, ``trailer``: those that are on, but not trained.
         epochs: passes over the data; `steps` ends earlier.
-        batch: exercises per optimizer step; `micro_batch` of them at a time.
+        batch: exercises per optimizer step, of all processes together; each runs `micro_batch` of its own at a time.
         lr, lr_soft: AdamW's rate for the adapter and for soft tokens, falling linearly to 0 over all steps.
         new_tokens: of a teacher's answer at most.
         top: most likely tokens kept per answer token of the teacher, 0 for all.
@@ -37,6 +40,7 @@ class TrainConfig:
 
     kind: str = "sempic"
     shape: Shape = field(default_factory=Shape)
+    fixed: tuple[str, ...] = ()
     objective: Objective = field(default_factory=Objective)
     epochs: int = 1
     steps: int | None = None
@@ -55,29 +59,72 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError("kind", f"must be one of {', '.join(KINDS)}{nearest(self.kind, KINDS)}", self.kind)
+        there = self.shape.kinds
+        for name in self.fixed:
+            if name not in there:
+                raise InputError("fixed", f"must be among what the writer has: {', '.join(there)}", name)
+        if set(self.fixed) == set(there):
+            raise InputError("fixed", "something must be left to train", ", ".join(self.fixed))
         for name in ("epochs", "batch", "micro_batch", "new_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(name, "at least 1", getattr(self, name))
         if self.steps is not None and self.steps < 1:
             raise InputError("steps", "at least 1", self.steps)
-        if self.top < 0 or self.validate_every < 0:
-            raise InputError("top", "counts are at least 0", f"{self.top}, {self.validate_every}")
-        if not (self.lr > 0 and self.lr_soft > 0):
-            raise InputError("lr", "above 0", f"{self.lr}, {self.lr_soft}")
+        for name in ("top", "validate_every"):
+            if getattr(self, name) < 0:
+                raise InputError(name, "at least 0", getattr(self, name))
+        for name in ("lr", "lr_soft"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(name, "a finite number above 0", getattr(self, name))
         if self.normalise not in ("token_mean", "sum"):
             raise InputError("normalise", "token_mean or sum", self.normalise)
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Of ``adapter``, ``header``, ``trailer``: those that are trained."""
+        return tuple(name for name in self.shape.kinds if name not in self.fixed)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def differences(self, other: dict[str, Any]) -> list[str]:
-        """Names of the fields in which a stored configuration differs."""
-        mine = self.as_dict()
-        return [f.name for f in fields(self) if _plain(mine[f.name]) != _plain(other.get(f.name))]
+    def differences(self, other: Mapping[str, Any]) -> list[str]:
+        """Names of the fields in which a configuration that was stored as JSON differs, such as ``shape.rank``."""
+        mine, theirs = _flat(self.as_dict()), _flat(other)
+        return [name for name in mine | theirs if name not in mine or name not in theirs or mine[name] != theirs[name]]
 
 
-def _plain(value: Any) -> Any:
-    """As it comes back from JSON."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+def own(kind: str) -> TrainConfig:
+    """kvquilt's recipe for a kind of writer.
+
+    Raises:
+        InputError: no such kind.
+    """
+    if kind not in KINDS:
+        raise InputError("writer", f"must be one of {', '.join(KINDS)}{nearest(kind, KINDS)}", kind)
+    return TrainConfig(kind, KINDS[kind])
+
+
+def published(kind: str) -> TrainConfig:
+    """The papers' recipe: KL summed over the whole vocabulary, the teacher asked anew at every step, one rate for all.
+
+    KV Packet (arXiv 2604.13226): 30 epochs of 64 samples a step. SemPIC and Joint (arXiv 2607.28069): 5 epochs of 16.
+    A sample of theirs has one question.
+    """
+    epochs, batch = (30, 64) if kind == "kv-packet" else (5, 16)
+    return replace(
+        own(kind), objective=Objective(), epochs=epochs, batch=batch, lr=5e-4, lr_soft=5e-4, top=0, keep_targets=False,
+        normalise="sum", shared_prefix=False, shuffle=False,
+    )  # fmt: skip
+
+
+def _flat(fields: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    """By full name, values as they come back from JSON."""
+    out: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            out |= _flat(value, f"{within}{name}.")
+        else:
+            out[within + name] = list(value) if isinstance(value, tuple) else value
+    return out

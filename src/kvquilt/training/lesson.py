@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvquilt.errors import InputError, PromptError
+from kvquilt.identity import digest_fields, encode_ids
 from kvquilt.model.capability import Capability
 from kvquilt.template import PromptTemplate
 from kvquilt.training.exercise import Exercise
@@ -24,6 +25,14 @@ class Lesson:
     opening: tuple[int, ...]
     documents: tuple[tuple[int, ...], ...]
     questions: tuple[tuple[int, ...], ...]
+
+    @property
+    def digest(self) -> str:
+        """Of all ids; the name does not count."""
+        fields = [("opening", encode_ids(self.opening))]
+        fields += [("document", encode_ids(ids)) for ids in self.documents]
+        fields += [("question", encode_ids(ids)) for ids in self.questions]
+        return digest_fields("kvquilt 2026-11 lesson v1", fields)
 
     @property
     def read(self) -> tuple[int, ...]:

@@ -9,9 +9,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from kvquilt.errors import NumericsError
 from kvquilt.files import write_atomically
 from kvquilt.identity import digest_fields, encode_ids
 from kvquilt.model.language_model import LanguageModel
+from kvquilt.training.folder import writing
 from kvquilt.training.lesson import Lesson
 from kvquilt.training.teacher import Target, Teacher
 
@@ -32,17 +34,25 @@ class Targets:
         """See `Teacher.targets`. A damaged file is written anew.
 
         Raises:
-            OSError: the folder cannot be written.
+            NumericsError: the model produced NaN; names the lesson.
+            StoreUnavailableError: the folder cannot be written.
         """
         if self.folder is None:
-            return self.teacher.targets(self.model, lesson)
+            return self._asked(lesson)
         path = self.folder / f"{self.digest(lesson)}.safetensors"
         try:
-            return _unpacked(load(path.read_bytes()))
+            return _unpacked(load(path.read_bytes()), len(lesson.questions))
         except (FileNotFoundError, SafetensorError, KeyError):
-            made = self.teacher.targets(self.model, lesson)
-            write_atomically(path, save(_packed(made)))
+            made = self._asked(lesson)
+            with writing(path):
+                write_atomically(path, save(_packed(made)))
             return made
+
+    def _asked(self, lesson: Lesson) -> list[Target]:
+        try:
+            return self.teacher.targets(self.model, lesson)
+        except NumericsError as error:
+            raise NumericsError(f"the teacher on {lesson.name}: {error}") from error
 
     def digest(self, lesson: Lesson) -> str:
         """Of everything that the targets depend on."""
@@ -64,8 +74,7 @@ def _packed(targets: list[Target]) -> dict[str, torch.Tensor]:
     return out
 
 
-def _unpacked(tensors: dict[str, torch.Tensor]) -> list[Target]:
-    count = sum(name.endswith(".answer") for name in tensors)
+def _unpacked(tensors: dict[str, torch.Tensor], count: int) -> list[Target]:
     return [
         Target(
             tuple(tensors[f"{n}.answer"].tolist()),

@@ -1,0 +1,44 @@
+"""What a training run leaves: the writer with its best parts, how it was trained and how near it came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvquilt.model.language_model import LanguageModel
+from kvquilt.training.config import TrainConfig
+from kvquilt.training.folder import writing
+from kvquilt.training.resume import Place
+from kvquilt.writers.artefact import make_writer
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Artefact:
+    """A writer's folder.
+
+    Attributes:
+        prefix: ids that documents are encoded behind.
+        plain_start: the run begins with a writer that changes nothing.
+    """
+
+    folder: Path
+    model: LanguageModel
+    config: TrainConfig
+    prefix: tuple[int, ...]
+    plain_start: bool
+
+    def publish(self, named: Mapping[str, torch.Tensor], place: Place) -> None:
+        """Save the writer of these tensors, in place of an earlier one.
+
+        Raises:
+            StoreUnavailableError: the folder cannot be written; the earlier one stays.
+        """
+        model, config = self.model, self.config
+        writer = make_writer(config.kind, model.fingerprint, named, config.shape.alpha, self.prefix, model.name)
+        before = place.before or {}
+        metrics = {"step": place.best_step, "kl": place.best, "none": before.get("none"), "full": before.get("full")}
+        with writing(self.folder):
+            writer.save(self.folder, recipe=self.config.as_dict(), metrics=metrics)

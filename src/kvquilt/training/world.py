@@ -1,0 +1,63 @@
+"""The processes that train together: each takes its share of a step's exercises, all take the same step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One process alone unless `found` says otherwise.
+
+    Attributes:
+        add: sums a tensor over all processes, in place of every one's.
+        wait: returns once all processes are there.
+        device: of this process, if they were given one each.
+    """
+
+    rank: int = 0
+    size: int = 1
+    add: Callable[[torch.Tensor], torch.Tensor] = field(default=lambda tensor: tensor, repr=False)
+    wait: Callable[[], None] = field(default=lambda: None, repr=False)
+    device: torch.device | None = None
+
+    @classmethod
+    def found(cls) -> World:
+        """The processes of ``accelerate launch`` or ``torchrun``; one where neither started this."""
+        if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+            return cls()
+        from accelerate import PartialState
+        from accelerate.utils import reduce
+
+        state = PartialState(cpu=not torch.cuda.is_available())
+
+        def add(tensor: torch.Tensor) -> torch.Tensor:
+            summed: torch.Tensor = reduce(tensor, reduction="sum")
+            return summed
+
+        return cls(state.process_index, state.num_processes, add, state.wait_for_everyone, state.device)
+
+    @property
+    def main(self) -> bool:
+        """This process writes files and reports."""
+        return self.rank == 0
+
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """The main process goes through the block before the others do."""
+        if not self.main:
+            self.wait()
+        yield
+        if self.main:
+            self.wait()
+
+    def share(self, of: Sequence[T]) -> list[T]:
+        return list(of[self.rank :: self.size])
