@@ -7,7 +7,7 @@ instead of writing slots, so that autograd sees them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from kvquilt.model.language_model import LanguageModel
-from kvquilt.model.parts import Parts, embedded
+from kvquilt.model.packed import Packed, side_by_side
+from kvquilt.model.parts import PLAIN, Parts, embedded
 from kvquilt.model.rows import LayerReached, Pair, RowPlan, active
 
 
@@ -27,11 +28,12 @@ class Read:
 
     Attributes:
         logits: ``[batch, logits, vocabulary]``, the model's dtype.
-        hidden: by layer, ``[batch, rows, width]``, what leaves it; empty unless asked for.
+        hidden: by layer, ``[batch, rows, width]``, what leaves it; of sequences side by side, those of each. Empty
+            unless asked for.
     """
 
     logits: torch.Tensor
-    hidden: list[torch.Tensor]
+    hidden: list[torch.Tensor | list[torch.Tensor]]
 
 
 class _GraphLayer(CacheLayerMixin):
@@ -39,9 +41,11 @@ class _GraphLayer(CacheLayerMixin):
 
     is_croppable = False
 
-    def __init__(self, behind: Pair | None, index: slice | torch.Tensor | None) -> None:
+    def __init__(
+        self, behind: Pair | None, index: slice | torch.Tensor | None, layout: torch.Tensor | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._behind, self._index = behind, index
+        self._behind, self._index, self._layout = behind, index, layout
         self.fresh: Pair | tuple[()] = ()
         self.is_initialized = True
 
@@ -53,7 +57,10 @@ class _GraphLayer(CacheLayerMixin):
         if self._behind is None:
             return key_states, value_states
         keys, values = self._behind
-        return _joined(keys, key_states, self._index), _joined(values, value_states, self._index)
+        keys, values = _joined(keys, key_states, self._index), _joined(values, value_states, self._index)
+        if self._layout is None:
+            return keys, values
+        return keys.index_select(2, self._layout), values.index_select(2, self._layout)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return 0, 0  # plans bring their own masks
@@ -66,45 +73,52 @@ class _GraphLayer(CacheLayerMixin):
 
 
 def write(
-    model: LanguageModel, ids: torch.Tensor, parts: Parts, behind: Sequence[Pair] = (), *, keep_all: bool = False
+    model: LanguageModel,
+    documents: Sequence[tuple[int, ...]],
+    parts: Parts,
+    behind: Sequence[Pair] = (),
+    *,
+    keep_all: bool = False,
 ) -> list[Pair]:
-    """The writer's pass: keys and values ``[batch, kv_heads, tokens, dim]`` of every layer, with gradients to `parts`.
+    """The writer's pass: keys and values of every layer, with gradients to `parts`.
 
-    Unless `keep_all`, every layer keeps its input, keys and values only and computes the rest again in backward (KV
-    gradient checkpointing, SemPIC, arXiv 2607.28069). The last layer ends at its keys and values. Right-padded rows
-    are harmless; their gradients are zero if nobody reads them.
+    Documents do not see each other. Unless `keep_all`, every layer keeps its input, keys and values only and computes
+    the rest again in backward (KV gradient checkpointing, SemPIC, arXiv 2607.28069). The last layer ends at its keys
+    and values. Parts must not change between this pass and its backward.
 
     Args:
-        ids: ``[batch, tokens]``, soft ones among them.
+        documents: ids, soft ones among them.
         behind: by layer, keys and values ``[1, kv_heads, prefix, dim]`` that all are encoded behind.
+
+    Returns:
+        ``[1, kv_heads, rows, dim]``, the documents' rows one behind the other.
     """
-    batch, tokens = ids.shape
     start = int(behind[0][0].shape[2]) if behind else 0
-    plan = RowPlan(torch.arange(start, start + tokens), start + tokens, until=model.capability.layers - 1)
-    shared = [(k.expand(batch, -1, -1, -1), v.expand(batch, -1, -1, -1)) for k, v in behind]
+    plan = side_by_side(tuple(map(len, documents)), start, repeat=True, until=model.capability.layers - 1)
+    layout = None if plan.layout is None else plan.layout.to(model.device)
     base: Any = model.hf.base_model
     out = [(torch.empty(0), torch.empty(0))] * model.capability.layers
+    ids = torch.tensor([[i for document in documents for i in document]])
     hidden = embedded(model.hf.get_input_embeddings(), ids.to(model.device), parts.soft)
 
     def layer(index: int, forward: Callable[..., Any], entering: torch.Tensor, **kwargs: Any) -> Any:
         def closure(entering: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             # in backward this runs again, on whatever thread and with the adapter off outside: it brings its own
-            cache = _GraphLayer(shared[index] if shared else None, None)
-            on = nullcontext() if parts.adapter is None else parts.adapter.on(base, f"layers.{index}.")
+            cache = _GraphLayer(behind[index] if behind else None, None, layout)
             left: Any = entering
-            with active(plan), on, suppress(LayerReached):
+            with active(plan), parts.on(base, f"layers.{index}."), suppress(LayerReached):
                 left = forward(entering, **{**kwargs, "cache": _Throwaway(cache)})
             return left[0] if isinstance(left, tuple) else left, *cache.fresh
 
         if keep_all:
             left, keys, values = closure(entering)
-        else:
-            left, keys, values = checkpoint(closure, entering, use_reentrant=False)
+        else:  # nothing is drawn: dropout is off
+            left, keys, values = checkpoint(closure, entering, use_reentrant=False, preserve_rng_state=False)
         out[index] = keys, values
         return left
 
     with _layers_as(base.layers, layer), active(plan):
-        positions = plan.positions.to(model.device)[None].expand(batch, -1)
+        positions = plan.positions.to(model.device)[None]
         base(inputs_embeds=hidden, position_ids=positions, cache=_Nothing(), use_cache=True)
     return out
 
@@ -114,19 +128,19 @@ def read(
     ids: torch.Tensor,
     plan: RowPlan,
     slots: Sequence[Pair],
-    logits: int,
+    logits: int | torch.Tensor,
     *,
-    soft: torch.Tensor | None = None,
+    parts: Parts = PLAIN,
     hidden: bool = False,
 ) -> Read:
-    """The reader's pass over `slots`, adapter off, with gradients to them.
+    """The reader's pass over `slots`, with gradients to them.
 
     Args:
-        ids: ``[batch, rows]`` of the plan's rows; branches of one prompt that differ behind its documents, padded to
-            the right.
+        ids: ``[batch, rows]`` of the plan's rows.
         slots: by layer, keys and values ``[1, kv_heads, filled, dim]``; what the plan's rows hold there is ignored. If
             shorter, the rows are those that follow.
-        logits: how many of the last rows to return logits for.
+        logits: which rows to return logits for: so many of the last, or indices.
+        parts: what the reader has beside the model, with gradients to it; a frozen reader has nothing.
     """
     batch, index, base = len(ids), plan.current.index, model.hf.base_model
     tail = isinstance(index, slice) and slots[0][0].shape[2] <= index.start
@@ -142,19 +156,22 @@ def read(
     watched: Any = base.layers if hidden else []
     handles = [each.register_forward_hook(note) for each in watched]
     try:
-        with active(plan):
+        with active(plan), parts.on(base):
             positions = plan.positions.to(model.device)[None].expand(batch, -1)
             out = model.hf(
-                inputs_embeds=embedded(model.hf.get_input_embeddings(), ids.to(model.device), soft),
+                inputs_embeds=embedded(model.hf.get_input_embeddings(), ids.to(model.device), parts.soft),
                 position_ids=positions,
                 cache=Cache(layers=list(layers)),
                 use_cache=True,
-                logits_to_keep=logits,
+                logits_to_keep=logits if isinstance(logits, int) else logits.to(model.device),
             )
     finally:
         for handle in handles:
             handle.remove()
-    return Read(out.logits, left)
+    if not isinstance(plan, Packed):
+        return Read(out.logits, [*left])
+    rows = [plan.rows_of(n).to(model.device) for n in range(len(plan.lengths))]
+    return Read(out.logits, [[each[0, mine] for mine in rows] for each in left])
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,16 +64,18 @@ def cross_entropy(target: Target, logits: torch.Tensor) -> torch.Tensor:
     return nll_loss(logits.float().log_softmax(-1), answer, reduction="none")
 
 
-def state_error(states: torch.Tensor, hidden: list[torch.Tensor], branch: int) -> torch.Tensor:
+def state_error(
+    states: torch.Tensor, hidden: Sequence[Sequence[torch.Tensor] | torch.Tensor], branch: int
+) -> torch.Tensor:
     """Mean over layers of the squared error of hidden states, relative to the teacher's own squares.
 
     Args:
-        states: ``[layers - 1, rows, width]`` of the teacher; `hidden`: by layer, ``[branches, padded rows, width]``.
+        states: ``[layers - 1, rows, width]`` of the teacher; `hidden`: by layer and branch, ``[at least rows, width]``.
             The last layer's is left out: the logits speak for it.
     """
     rows = states.shape[1]
     errors = []
-    for theirs, own in zip(states.to(hidden[0].device), hidden[:-1], strict=True):
+    for theirs, own in zip(states.to(hidden[0][branch].device), hidden[:-1], strict=True):
         wanted = theirs.float()
-        errors.append((own[branch, :rows].float() - wanted).square().sum() / wanted.square().sum())
+        errors.append((own[branch][:rows].float() - wanted).square().sum() / wanted.square().sum())
     return torch.stack(errors).mean()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 
 import torch
 
 from kvquilt.model.language_model import LanguageModel
+from kvquilt.model.packed import Packed, side_by_side
 from kvquilt.model.rows import RowPlan, Watcher
 from kvquilt.training.lesson import Lesson
 
@@ -109,36 +111,42 @@ class _States(Watcher):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Branches:
-    """Several questions with their answers behind one context, padded to the right.
+    """Several questions with their answers behind one context, side by side; what all begin with is there once.
 
     Attributes:
-        ids: ``[questions, rows]`` int64; a row of an answer predicts the next token, so its last token has none.
-        lengths: rows of each that are real.
+        ids: ``[1, rows]`` int64; a row of an answer predicts the next token, so its last token has none.
+        common: rows that all begin with.
+        lengths: rows of each behind them.
         answers: tokens of each answer.
     """
 
     ids: torch.Tensor
+    common: int
     lengths: tuple[int, ...]
     answers: tuple[int, ...]
 
     @classmethod
     def of(cls, questions: Sequence[tuple[int, ...]], answers: Sequence[tuple[int, ...]]) -> Branches:
-        rows = [q + a[:-1] for q, a in zip(questions, answers, strict=True)]
-        ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
-        for n, row in enumerate(rows):
-            ids[n, : len(row)] = torch.tensor(row)
-        return cls(ids, tuple(map(len, rows)), tuple(map(len, answers)))
+        # rows that predict an answer are each branch's own
+        shared = takewhile(lambda column: len(set(column)) == 1, zip(*(q[:-1] for q in questions), strict=False))
+        common = len(list(shared)) if len(questions) > 1 else 0
+        own = [q[common:] + a[:-1] for q, a in zip(questions, answers, strict=True)]
+        ids = torch.tensor([[*questions[0][:common], *(i for row in own for i in row)]])
+        return cls(ids, common, tuple(map(len, own)), tuple(map(len, answers)))
 
     @property
-    def tail(self) -> int:
-        """Last rows that hold every row whose logits count."""
-        return self.ids.shape[1] - min(n - a for n, a in zip(self.lengths, self.answers, strict=True))
+    def tail(self) -> torch.Tensor:
+        """Rows whose logits count, branch by branch."""
+        ends = accumulate(self.lengths, initial=self.common)
+        next(ends)
+        return torch.cat([torch.arange(end - n, end) for end, n in zip(ends, self.answers, strict=True)])
 
-    def plan(self, behind: int) -> RowPlan:
+    def plan(self, behind: int) -> Packed:
         """The rows behind so many slots."""
-        return RowPlan(torch.arange(behind, behind + self.ids.shape[1]), behind + self.ids.shape[1])
+        ahead = behind + self.common
+        return side_by_side(self.lengths, ahead, torch.arange(behind, ahead))
 
     def answer_rows(self, logits: torch.Tensor, branch: int) -> torch.Tensor:
-        """``[T, vocabulary]``: those of the last `tail` rows that predict the branch's answer."""
-        stop = logits.shape[1] - (self.ids.shape[1] - self.lengths[branch])
-        return logits[branch, stop - self.answers[branch] : stop]
+        """``[T, vocabulary]``: of the rows of `tail`, those that predict the branch's answer."""
+        first = sum(self.answers[:branch])
+        return logits[0, first : first + self.answers[branch]]
