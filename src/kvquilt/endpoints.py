@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kvquilt.model.intact import additions
 from kvquilt.model.rows import RowPlan
 from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement, place_runs
@@ -70,6 +71,7 @@ def check_endpoints(engine: Engine, documents: Sequence[Document]) -> list[Check
     finally:
         for cache in caches:
             model.pool.release(cache)
+    checks.append(("hooks left on the reader, such as an adapter's", float(len(additions(model))), 0.0))
     return [Check(name, value <= top, value, top) for name, value, top in checks]
 
 

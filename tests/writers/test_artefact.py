@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import peft
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file, save
 from transformers import DynamicCache
 
-from kvquilt.errors import WriterError
+from kvquilt.errors import InputError, WriterError, WriterMismatchError
 from kvquilt.writers import folder
 from kvquilt.writers.artefact import load_writer, make_writer, read_manifest
 from kvquilt.writers.folder import ADAPTER, CONFIG, MANIFEST, SOFT_TOKENS, load_folder, save_folder
@@ -305,3 +306,148 @@ def test_a_manifest_that_does_not_agree_with_its_files(changes: dict[str, Any], 
     altered(tmp_path, **changes)
     with pytest.raises(WriterError, match=said):
         load_writer(tmp_path)
+
+
+def forged_adapter(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    about, files = load_folder(path)
+    tensors = load(files[ADAPTER])
+    change(tensors)
+    forged(path, about, {**files, ADAPTER: save(tensors)})
+
+
+NAME = "base_model.model.model.layers.1.self_attn.v_proj.lora_A.weight"
+OTHER = NAME.replace("lora_A", "lora_B")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: (t.pop(NAME), t.pop(OTHER)), "1 adapted layers are missing: layers.1.self_attn.v_proj"),
+        (lambda t: t.pop(NAME), "v_proj.lora_B is there without layers.1.self_attn.v_proj.lora_A"),
+        (
+            lambda t: t.update({n.replace("layers.1", "layers.3"): x.clone() for n, x in t.items() if "layers.1" in n}),
+            "4 adapted layers are too many: layers.3.self_attn.k_proj, layers.3.self_attn.o_proj",
+        ),
+        (lambda t: t.update({NAME: t[NAME][:, :-1].contiguous()}), "1 adapted layers are of another size"),
+        (lambda t: t.update({OTHER: t[OTHER][:-1].contiguous()}), "1 adapted layers are of another size"),
+        (lambda t: t.update({NAME: t[NAME][:1].contiguous()}), "lora_A must be of rank 2"),
+        (lambda t: t.update({NAME: t[NAME][0].contiguous()}), "must be a matrix"),
+        (lambda t: t[NAME].view(-1)[3].fill_(float("nan")), "v_proj.lora_A holds NaN or is infinite"),
+        (lambda t: t[OTHER].view(-1)[3].fill_(float("inf")), "v_proj.lora_B holds NaN or is infinite"),
+        (lambda t: t.update({NAME: t[NAME].half()}), r"is torch.float16, but writer.json says 'float32'"),
+        (lambda t: t[NAME].mul_(2), "another digest"),
+        (lambda t: t.update({NAME + "x": t[NAME].clone()}), "no LoRA matrix"),
+        (
+            lambda t: t.update({NAME.replace("lora_A.weight", "lora_magnitude_vector"): t[NAME].clone()}),
+            "no LoRA matrix",
+        ),
+    ],
+)
+def test_an_adapter_of_other_tensors(
+    change: Callable[[dict[str, torch.Tensor]], object], said: str, tmp_path: Path
+) -> None:
+    random_writer(tiny(), "joint").save(tmp_path)
+    forged_adapter(tmp_path, change)
+    with pytest.raises(WriterError, match=said):
+        load_writer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("use_rslora", True),
+        ("use_dora", True),
+        ("bias", "all"),
+        ("bias", "lora_only"),
+        ("rank_pattern", {"q_proj": 4}),
+        ("alpha_pattern", {"q_proj": 4}),
+        ("fan_in_fan_out", True),
+        ("modules_to_save", ["lm_head"]),
+        ("layers_to_transform", [0]),
+        ("peft_type", "LOHA"),
+        ("init_lora_weights", "pissa"),
+        ("r", 3),
+        ("lora_alpha", 17),
+        ("target_modules", ["q_proj"]),
+        ("a_field_of_the_future", "on"),
+    ],
+)
+def test_what_peft_would_compute_otherwise_is_refused_with_the_field(field: str, value: object, tmp_path: Path) -> None:
+    random_writer(tiny(), "sempic").save(tmp_path)
+    about, files = load_folder(tmp_path)
+    config = {**json.loads(files[CONFIG]), field: value}
+    forged(tmp_path, about, {**files, CONFIG: json.dumps(config).encode()})
+    with pytest.raises(WriterError, match=f"{field} is "):
+        load_writer(tmp_path)
+
+
+def test_a_configuration_as_peft_writes_it_is_read(tmp_path: Path) -> None:
+    random_writer(tiny(), "sempic").save(tmp_path)
+    about, files = load_folder(tmp_path)
+    mine = json.loads(files[CONFIG])
+    known = {name: mine[name] for name in ("r", "lora_alpha", "target_modules", "task_type", "bias")}
+    theirs = peft.LoraConfig(**known).to_dict()
+    assert mine.items() <= {**theirs, "inference_mode": True, "base_model_name_or_path": "tiny-llama",
+                            "target_modules": mine["target_modules"]}.items()  # fmt: skip
+    text = json.dumps({**theirs, "target_modules": sorted(theirs["target_modules"])}).encode()
+    forged(tmp_path, about, {**files, CONFIG: text})
+    assert equal(load_writer(tmp_path), random_writer(tiny(), "sempic"))
+
+
+def test_files_that_are_no_tensors_and_a_manifest_that_lists_others(tmp_path: Path) -> None:
+    random_writer(tiny(), "joint").save(tmp_path)
+    about, files = load_folder(tmp_path)
+    forged(tmp_path, about, {**files, ADAPTER: b"\x80\x04."})
+    with pytest.raises(WriterError, match=f"{ADAPTER} is no safetensors file"):
+        load_writer(tmp_path)
+    forged(tmp_path, about, {**files, CONFIG: b"[1]"})
+    with pytest.raises(WriterError, match=f"{CONFIG} is no JSON object"):
+        load_writer(tmp_path)
+    forged(tmp_path, about, {name: data for name, data in files.items() if name != CONFIG})
+    with pytest.raises(WriterError, match="lacks something"):
+        load_writer(tmp_path)
+    forged(tmp_path, about, {**files, "../secret": b""})
+    with pytest.raises(WriterError, match=r"lists \.\./secret, which no writer has"):
+        load_writer(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["weights", "tokenizer", "rope", "dtype"])
+def test_another_base_model_is_refused_with_what_differs(field: str, tmp_path: Path) -> None:
+    model = tiny()
+    other = replace(model.fingerprint, **{field: "float16" if field == "dtype" else "f" * 64})
+    make_writer("joint", other, random_writer(model).named(), 4.0, base_name="another").save(tmp_path)
+    with pytest.raises(WriterMismatchError, match=f"for another in .*tiny-llama in float32; what differs: {field}$"):
+        load_writer(tmp_path, model)
+    writer = load_writer(tmp_path)
+    with pytest.raises(WriterMismatchError, match=field):
+        list(writer.compile(model, [(1, 2)]))
+
+
+def test_shapes_that_fit_do_not_make_it_another_models_writer(tmp_path: Path) -> None:
+    random_writer(tiny("llama", 0)).save(tmp_path)
+    with pytest.raises(WriterMismatchError, match=r"what differs: weights$"):
+        load_writer(tmp_path, tiny("llama", 1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rank": 2, "layer": "layers.7.self_attn.q_proj"}, {"layer": "layers.0.self_attn"}, {"inputs": 32}, {"width": 32}],
+)
+def test_parts_that_the_model_has_no_place_for(change: dict[str, Any], tmp_path: Path) -> None:
+    name, inputs = change.get("layer", "layers.0.self_attn.q_proj"), change.get("inputs", 64)
+    named = {f"{name}.lora_A": torch.ones(2, inputs), f"{name}.lora_B": torch.ones(64, 2)}
+    named["header"] = torch.ones(1, change.get("width", 64))
+    make_writer("joint", tiny().fingerprint, named, 2.0).save(tmp_path)
+    with pytest.raises(WriterMismatchError, match="header" if "width" in change else name):
+        load_writer(tmp_path, tiny())
+
+
+def test_what_cannot_be_saved(tmp_path: Path) -> None:
+    writer = random_writer(tiny())
+    with pytest.raises(InputError, match="plain JSON"):
+        writer.save(tmp_path, {"a": object()})
+    with pytest.raises(InputError, match="plain JSON"):
+        writer.save(tmp_path, {}, {"kl": float("nan")})
+    with pytest.raises(InputError, match="stored"):
+        writer.save(tmp_path, stored="float16")
+    assert not contents(tmp_path)

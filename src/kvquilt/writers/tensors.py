@@ -26,27 +26,24 @@ def check_named(named: Mapping[str, torch.Tensor]) -> None:
     Raises:
         InputError: names the tensor and what is wrong with it.
     """
-    first = {name: len(a) for name, a in named.items() if name.endswith(".lora_A")}
-    width = next((t.shape[-1] for name, t in named.items() if name in _SOFT), 0)
-    for name, tensor in named.items():
-        shape = tuple(tensor.shape)
-        if tensor.ndim != 2 or 0 in shape:
-            raise InputError("parts", f"{name} must be a matrix that is not empty", shape)
-        if not bool(torch.isfinite(tensor).all()):
-            raise InputError("parts", f"{name} holds NaN or is infinite")
-        if name in _SOFT:
-            if shape[1] != width:
-                raise InputError("parts", f"header and trailer must be {width} wide", shape)
-            continue
+    for name, tensor in sorted(named.items()):
         layer, _, which = name.rpartition(".")
         other = f"{layer}.{'lora_B' if which == 'lora_A' else 'lora_A'}"
-        if which not in ("lora_A", "lora_B") or not _LAYER.fullmatch(layer):
+        if name not in _SOFT and not (which in ("lora_A", "lora_B") and _LAYER.fullmatch(layer)):
             raise InputError("parts", "must be header, trailer, layers.<n>.<layer>.lora_A or .lora_B", name)
-        if other not in named:
+        if name not in _SOFT and other not in named:
             raise InputError("parts", f"{name} is there without {other}")
-        rank = next(iter(first.values()))
-        if shape[0 if which == "lora_A" else 1] != rank:
-            raise InputError("parts", f"{name} must be of rank {rank}", shape)
+        if tensor.ndim != 2 or 0 in tensor.shape:
+            raise InputError("parts", f"{name} must be a matrix that is not empty", tuple(tensor.shape))
+        if not bool(torch.isfinite(tensor).all()):
+            raise InputError("parts", f"{name} holds NaN or is infinite")
+    sizes = sizes_of(named)
+    for name, tensor in sorted(named.items()):
+        soft = name in _SOFT
+        expected = sizes["width"] if soft else sizes["rank"]
+        if tensor.shape[1 if soft or name.endswith(".lora_B") else 0] != expected:
+            rule = f"{name} must be {expected} wide" if soft else f"{name} must be of rank {expected}"
+            raise InputError("parts", rule, tuple(tensor.shape))
 
 
 def content_digest(
@@ -65,15 +62,16 @@ def content_digest(
 
 def sizes_of(named: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Rows of soft tokens and their width, rank, and for every adapted layer its inputs and outputs."""
-    soft = {name: len(named[name]) if name in named else 0 for name in _SOFT}
-    layers = {
-        name.removesuffix(".lora_A"): [a.shape[1], len(named[name.replace(".lora_A", ".lora_B")])]
-        for name, a in named.items()
-        if name.endswith(".lora_A")
+    first = {name: a for name, a in sorted(named.items()) if name.endswith(".lora_A")}
+    return {
+        **{name: len(named[name]) if name in named else 0 for name in _SOFT},
+        "width": next((named[name].shape[1] for name in _SOFT if name in named), 0),
+        "rank": next((len(a) for a in first.values()), 0),
+        "layers": {
+            name.removesuffix(".lora_A"): f"{a.shape[1]} to {len(named[name.replace('.lora_A', '.lora_B')])}"
+            for name, a in first.items()
+        },
     }
-    rank = next((len(a) for name, a in named.items() if name.endswith(".lora_A")), 0)
-    width = next((t.shape[1] for name, t in named.items() if name in _SOFT), 0)
-    return {**soft, "width": width, "rank": rank, "layers": dict(sorted(layers.items()))}
 
 
 def moved(parts: Parts, device: torch.device) -> Parts:
@@ -85,3 +83,21 @@ def moved(parts: Parts, device: torch.device) -> Parts:
     there = {name: (a.to(device), b.to(device)) for name, (a, b) in pairs.items()}
     scaling = adapter.scaling if isinstance(adapter, Adapter) else 0.0
     return Parts(Adapter(there, scaling) if there else None, None if soft is None else soft.to(device))
+
+
+def misfit(parts: Parts, base: torch.nn.Module, width: int) -> str:
+    """Why a model has no place for them; "" where it has.
+
+    Args:
+        base: what adapted layers are named below.
+        width: of its embeddings.
+    """
+    if parts.soft is not None and parts.soft.shape[-1] != width:
+        return f"header and trailer are {parts.soft.shape[-1]} wide, its embeddings {width}"
+    modules = dict(base.named_modules())
+    for name, (a, b) in parts.adapter.pairs.items() if isinstance(parts.adapter, Adapter) else ():
+        layer = modules.get(name)
+        sizes = (layer.in_features, layer.out_features) if isinstance(layer, torch.nn.Linear) else None
+        if sizes != (a.shape[1], len(b)):
+            return f"{name} is no linear layer of {a.shape[1]} inputs and {len(b)} outputs"
+    return ""

@@ -20,7 +20,7 @@ from kvquilt.writers.batches import compile_batches
 from kvquilt.writers.folder import ADAPTER, CONFIG, SOFT_TOKENS, save_folder
 from kvquilt.writers.peft_layout import config_text, to_peft
 from kvquilt.writers.prefix_cache import PrefixCache
-from kvquilt.writers.tensors import STORED, content_digest, moved, sizes_of
+from kvquilt.writers.tensors import STORED, content_digest, misfit, moved, sizes_of
 
 TRAINED = ("kv-packet", "sempic", "joint")  # kinds, and the names of their methods
 
@@ -86,6 +86,9 @@ class Trained:
                 f"this {self.kind} writer was trained for {self.base_name or 'another model'} in {self.base.dtype}, "
                 f"not for {model.name} in {model.fingerprint.dtype}; what differs: {', '.join(differing)}"
             )
+        embeddings: Any = model.hf.get_input_embeddings()
+        if why := misfit(self.parts, model.hf.base_model, embeddings.weight.shape[1]):
+            raise WriterMismatchError(f"{model.name} has no place for this {self.kind} writer: {why}")
 
     def on(self, device: torch.device) -> Trained:
         """The same with its tensors there."""
