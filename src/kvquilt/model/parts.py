@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import linear
 
 from kvquilt.errors import IntegrityError
+from kvquilt.model.weights import Weights
 
 SOFT = 1 << 30  # an id from here on is no token: id - SOFT is a row of `Parts.soft`
 
@@ -53,10 +54,25 @@ class Parts:
 
     Attributes:
         soft: ``[n, width]`` fp32, embeddings that the ids ``SOFT .. SOFT + n - 1`` stand for.
+        weights: in place of the model's own.
     """
 
     adapter: Adapter | None = None
     soft: torch.Tensor | None = None
+    weights: Weights | None = None
+
+    @contextmanager
+    def on(self, base: torch.nn.Module, within: str = "") -> Iterator[None]:
+        """Everything but the soft tokens, for the forwards inside the block.
+
+        Args:
+            within: only for layers whose name begins so.
+        """
+        with ExitStack() as stack:
+            for part in (self.adapter, self.weights):
+                if part is not None:
+                    stack.enter_context(part.on(base, within))
+            yield
 
 
 PLAIN = Parts()

@@ -42,8 +42,3 @@ class Weights:
         finally:
             for parameters, leaf, own in reversed(kept):
                 parameters[leaf] = own
-
-
-def whole(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those of the named tensors that are whole weights of a model."""
-    return {name: tensor for name, tensor in named.items() if name.endswith((".weight", ".bias"))}
