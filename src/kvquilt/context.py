@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kvquilt.errors import ContextLengthError
 from kvquilt.model.capability import Capability
+from kvquilt.model.parts import SOFT
 from kvquilt.placement import Placement
 from kvquilt.prompt import Document, Run
 
@@ -46,7 +47,7 @@ def check_prompt_fits(capability: Capability, runs: Sequence[Run], new: int) -> 
 
 def check_placed_fits(capability: Capability, placement: Placement, new: int) -> None:
     """`check_prompt_fits` once it is known what writers put around documents."""
-    tokens = sum(len(run.ids) for run in placement.runs)
+    tokens = sum(len(run.ids) for run in placement.runs if run.ids[0] < SOFT)
     if placement.tokens > tokens and placement.end + new > capability.max_length:
         soft = placement.tokens - tokens
         over = placement.end + new - capability.max_length

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kvquilt.errors import PromptError
+from kvquilt.model.parts import SOFT
 from kvquilt.prompt import Run
 from kvquilt.tokens import Encoder, Span, Tokenizer, encoder
 
@@ -42,7 +43,7 @@ def render(runs: Sequence[Run], ours: Tokenizer, theirs: Tokenizer) -> Rendering
         first = len(ids)
         if run.document is not None:
             ids += read.segment(run.document.text, run.document.end)
-        else:
+        elif run.ids[0] < SOFT:  # soft tokens spell nothing
             ids += _inline(run.ids, ours, theirs, front=n == 0)
         if n == 0 and read.bos is not None and ids[start:][:1] == [read.bos]:
             del ids[start]  # a template that writes it by itself

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.parts import SOFT
 from kvquilt.model.rows import RowPlan, Watcher
 from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement
@@ -73,10 +74,10 @@ class Scene:
 
     @property
     def question(self) -> torch.Tensor:
-        """``[q]`` int64 slots of the rows that ask: inline rows behind the last document, else the last inline ones."""
-        rows = self.inline_slots
-        documents = self.placement.documents()
-        behind = rows[rows >= self.placement.span(documents[-1]).stop] if documents else rows
+        """``[q]`` int64 slots of the rows that ask: inline rows behind the last document and its links, else last."""
+        rows, runs = self.inline_slots, self.placement.runs
+        told = [i for i, run in enumerate(runs) if run.document is not None or run.ids[0] >= SOFT]
+        behind = rows[rows >= self.placement.extent(told[-1]).stop] if told else rows
         return behind if len(behind) else joined(self.inline[-1:])
 
     def ranked(self, scores: torch.Tensor) -> torch.Tensor:
