@@ -19,7 +19,9 @@ from kvquilt.errors import InputError, WriterError
 from kvquilt.files import write_atomically
 
 MANIFEST = "writer.json"
-CONFIG, ADAPTER, SOFT_TOKENS = FILES = ("adapter_config.json", "adapter_model.safetensors", "soft_tokens.safetensors")
+CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
+SOFT_TOKENS, WEIGHTS = "soft_tokens.safetensors", "weights.safetensors"
+FILES = (CONFIG, ADAPTER, SOFT_TOKENS, WEIGHTS)
 FORMAT = 1
 _STAGED = ".staged"
 
