@@ -68,6 +68,8 @@ class Outcome:
         """Of rows that were not computed, beside `again` that were, and why."""
         if run in self.exact or self.placement.runs[run].document is None:
             return Provenance.EXACT, "behind the very tokens it was encoded behind"
+        if not self.placement.runs[run].placed:
+            return Provenance.REUSED, "seen through cross-attention, takes no position"
         if self.dropped:
             return Provenance.ABSENT, "dropped from attention"
         if self.method.correction is not None and self.method.correction.reaches(again):
@@ -97,7 +99,7 @@ def counted_flops(model: LanguageModel, counter: RowCounter, besides: int = 0) -
     """
     per_layer = model.layer_weights / model.capability.layers
     linear = 2.0 * per_layer * (counter.charge(model.projection_share) + besides)
-    return linear + attention_flops(model, counter.pairs) + 2.0 * model.head_weights
+    return linear + attention_flops(model, counter.pairs) + 2.0 * model.head_weights + counter.besides
 
 
 def full_flops(model: LanguageModel, tokens: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate, groupby
@@ -85,8 +85,8 @@ class Placement:
 
     def span(self, index: int) -> range:
         """Slots of the tokens of run `index`; what its writer put around them is in `extent`."""
-        first = self.starts[index] + len(self.runs[index].header)
-        return range(first, first + len(self.runs[index].ids))
+        run, first = self.runs[index], self.starts[index] + len(self.runs[index].header)
+        return range(first, first + len(run.ids)) if run.placed else range(first, first)
 
     def extent(self, index: int) -> range:
         """All slots of run `index`."""
@@ -97,6 +97,11 @@ class Placement:
         runs = list(self.runs)
         for i, (header, trailer) in around.items():
             runs[i] = replace(runs[i], header=header, trailer=trailer)
+        return _placed(runs, self.ranking, self.shared)
+
+    def without_slots(self, documents: Collection[int]) -> Placement:
+        """The same, except that the runs `documents` take no slots and no positions."""
+        runs = [replace(run, placed=i not in documents) for i, run in enumerate(self.runs)]
         return _placed(runs, self.ranking, self.shared)
 
     def followed_by(self, ids: tuple[int, ...]) -> Placement:

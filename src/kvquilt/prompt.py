@@ -27,17 +27,19 @@ class Run:
     Attributes:
         header, trailer: ids of soft tokens (`kvquilt.model.parts.SOFT`) that a writer put around the document; they
             take slots and positions and are no tokens of the prompt.
+        placed: it takes slots and positions; a document that does not is seen by cross-attention alone.
     """
 
     ids: tuple[int, ...]
     document: Document | None = None
     header: tuple[int, ...] = ()
     trailer: tuple[int, ...] = ()
+    placed: bool = True
 
     @property
     def rows(self) -> tuple[int, ...]:
         """Ids of all its slots."""
-        return self.header + self.ids + self.trailer
+        return self.header + self.ids + self.trailer if self.placed else ()
 
 
 @dataclass(frozen=True, slots=True, init=False)

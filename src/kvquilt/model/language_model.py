@@ -37,12 +37,14 @@ class RowCounter:
         token_layers: rows that entered a layer, summed over all layers.
         unfinished: those of them whose layer was left once keys and values (and queries) were there.
         pairs: query-key pairs attended to, over all layers.
+        besides: operations of layers that the model has not by itself.
     """
 
     rows: int = 0
     token_layers: int = 0
     unfinished: int = 0
     pairs: int = 0
+    besides: float = 0.0
 
     def charge(self, projection_share: float) -> int:
         """Token-layers to charge: an unfinished row costs its projections only, rounded up together.
@@ -152,8 +154,8 @@ class LanguageModel:
         products = self.products.installed() if one_row else nullcontext()
         by_layer = walking(_layers(self.hf), plan) if plan.walks else nullcontext()
         parts = cache.parts
-        adapted = nullcontext() if parts.adapter is None else parts.adapter.on(self.hf.base_model)
-        with self._lock, torch.inference_mode(), active(plan), products, adapted, by_layer, _counting(self.hf, counter):
+        on = parts.on(self.hf.base_model)
+        with self._lock, torch.inference_mode(), active(plan), products, on, by_layer, _counting(self.hf, counter):
             inputs: dict[str, Any] = {
                 "position_ids": positions.expand(ids.shape[0], -1),
                 "cache": cache,
@@ -173,6 +175,7 @@ class LanguageModel:
         cache.filled, cache.view = plan.filled, plan.view
         if counter is not None:
             counter.pairs += plan.pairs * ids.shape[0]
+            counter.besides += 0.0 if parts.cross is None else parts.cross.flops(ids.numel())
         if logits and not torch.isfinite(out.amax(-1)).all():
             raise NumericsError(f"{self.name} produced NaN or infinite logits; try dtype float32")
         return out

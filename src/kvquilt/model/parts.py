@@ -1,4 +1,4 @@
-"""Trained additions to a frozen model: low-rank adapters and soft tokens, on for one forward and never left on."""
+"""Trained additions to a frozen model: adapters, soft tokens, cross layers, on for one forward and never left on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import linear
 
 from kvquilt.errors import IntegrityError
+from kvquilt.model.cross_attention import CrossAttention
 from kvquilt.model.weights import Weights
 
 SOFT = 1 << 30  # an id from here on is no token: id - SOFT is a row of `Parts.soft`
@@ -54,11 +55,13 @@ class Parts:
 
     Attributes:
         soft: ``[n, width]`` fp32, embeddings that the ids ``SOFT .. SOFT + n - 1`` stand for.
+        cross: layers of their own, and documents that they look at.
         weights: in place of the model's own.
     """
 
     adapter: Adapter | None = None
     soft: torch.Tensor | None = None
+    cross: CrossAttention | None = None
     weights: Weights | None = None
 
     @contextmanager
@@ -66,12 +69,14 @@ class Parts:
         """Everything but the soft tokens, for the forwards inside the block.
 
         Args:
-            within: only for layers whose name begins so.
+            within: only for layers whose name begins so; cross layers stand between them and are left out then.
         """
         with ExitStack() as stack:
             for part in (self.adapter, self.weights):
                 if part is not None:
                     stack.enter_context(part.on(base, within))
+            if self.cross is not None and not within:
+                stack.enter_context(self.cross.on(base))
             yield
 
 

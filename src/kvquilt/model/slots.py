@@ -160,6 +160,7 @@ class SlotPool:
                 )
             self._out.discard(cache)
             self._lent -= 1
+            cache.parts = PLAIN  # a spare cache must not keep what its last request looked at
             if cache.slot_keys.shape[1] == 1:
                 self._spare = cache
 

@@ -72,6 +72,11 @@ class Layout:
     value_dim: int
     side: frozenset[str] = frozenset()
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of keys and values per token."""
+        return self.layers * self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
     @classmethod
     def of(cls, segment: CompiledSegment) -> Layout:
         layers, kv_heads, _, key_dim = segment.keys.shape

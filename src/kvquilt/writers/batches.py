@@ -26,17 +26,21 @@ def compile_batches(
     """
     model = prefix.model
     start = prefix.reach(behind) if behind and segments else None
-    for batch in _batches([len(s) for s in segments]):
-        width = max(len(segments[i]) for i in batch)
-        padded = torch.zeros(len(batch), width, dtype=torch.int64)
-        for row, i in enumerate(batch):
-            padded[row, : len(segments[i])] = torch.tensor(segments[i])
-        cache = model.encode(padded, start, prefix.counter, parts)
+    for batch in batches([len(s) for s in segments]):
+        cache = model.encode(padded([segments[i] for i in batch]), start, prefix.counter, parts)
         try:
             for row, i in enumerate(batch):
                 yield i, cut_segment(cache, row, segments[i], behind)
         finally:
             model.pool.release(cache)
+
+
+def padded(segments: Sequence[tuple[int, ...]]) -> torch.Tensor:
+    """``[segments, longest]`` int64, padded to the right."""
+    out = torch.zeros(len(segments), max(map(len, segments)), dtype=torch.int64)
+    for row, ids in enumerate(segments):
+        out[row, : len(ids)] = torch.tensor(ids)
+    return out
 
 
 def cut_segment(
@@ -54,7 +58,7 @@ def cut_segment(
     return CompiledSegment(ids, keys, values, len(behind), prefix_digest(behind), side)
 
 
-def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Indices grouped by similar length, so that little is padded."""
     batch: list[int] = []
     real = 0
