@@ -84,7 +84,7 @@ def write(
 
     Documents do not see each other. Unless `keep_all`, every layer keeps its input, keys and values only and computes
     the rest again in backward (KV gradient checkpointing, SemPIC, arXiv 2607.28069). The last layer ends at its keys
-    and values. Parts must not change between this pass and its backward.
+    and values. Between this pass and its backward, which belongs into the same `frozen` block, parts must not change.
 
     Args:
         documents: ids, soft ones among them.
