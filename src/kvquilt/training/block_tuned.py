@@ -1,0 +1,136 @@
+"""Fine-tuning the reader itself under the block mask, so that it reads what it has compiled apart (Block-Attention,
+arXiv 2409.15355), and under the full mask, so that it still reads the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kvquilt.errors import InputError
+from kvquilt.model.graph import Read
+from kvquilt.model.language_model import LanguageModel
+from kvquilt.model.parts import Parts
+from kvquilt.training.components import TARGETS, Components, Shape
+from kvquilt.training.lesson import Lesson
+from kvquilt.training.student import Student
+from kvquilt.training.teacher import Branches
+from kvquilt.writers.block_tuned import tuned_parts
+
+
+@dataclass(frozen=True, slots=True)
+class TunedShape:
+    """Which weights of the reader are trained.
+
+    Attributes:
+        rank: of an adapter on all linear layers named `targets`, `alpha` / rank its scaling; 0 trains the decoder
+            layers' own weights and the last norm, in fp32 (embeddings and output head stay).
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    targets: tuple[str, ...] = TARGETS
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise InputError("rank", "at least 0", self.rank)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What can be trained."""
+        return ("adapter",) if self.rank else ("weights",)
+
+    def kind_of(self, name: str) -> str:
+        """Of the tensor of that name."""
+        return self.kinds[0]
+
+    def drawn(self, model: LanguageModel, seed: int) -> dict[str, torch.Tensor]:
+        """Tensors to begin with, fp32: those of the model itself, or an adapter that changes nothing.
+
+        Raises:
+            UnsupportedModelError: the model has no linear layer with one of the names.
+        """
+        if self.rank:
+            made = Components.fresh(model, Shape(self.rank, self.alpha, self.targets), seed).named
+            return {name: p.detach() for name, p in made.items()}
+        named = model.hf.base_model.named_parameters()
+        return {n: p.detach().to(torch.float32, copy=True) for n, p in named if n.startswith(("layers.", "norm."))}
+
+    def parts(self, named: Mapping[str, torch.Tensor]) -> Parts:
+        """For a student; shares the tensors."""
+        return tuned_parts(named, self.alpha)
+
+
+@dataclass(eq=False, slots=True)
+class BlockStudent:
+    """The model under training, which compiles documents apart and reads them: what serving its merged weights does.
+
+    Attributes:
+        prefix: ids that documents are encoded behind.
+        keep_all: no KV gradient checkpointing.
+        full: weight of the full mask in the loss, between 0 and 1; the block mask has the rest.
+    """
+
+    model: LanguageModel
+    prefix: tuple[int, ...] = ()
+    keep_all: bool = False
+    full: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.full <= 1:
+            raise InputError("full", "between 0 and 1", self.full)
+
+    def read(
+        self,
+        parts: Parts,
+        lessons: Sequence[Lesson],
+        branches: Sequence[Branches],
+        hidden: bool = False,
+        orders: Sequence[Sequence[int]] | None = None,
+    ) -> list[Read]:
+        """As `Student.read`, under the block mask."""
+        return self._student(self.prefix).read(parts, lessons, branches, hidden, orders)
+
+    def read_whole(
+        self,
+        parts: Parts,
+        lessons: Sequence[Lesson],
+        branches: Sequence[Branches],
+        hidden: bool = False,
+        orders: Sequence[Sequence[int]] | None = None,
+    ) -> list[Read]:
+        """The same under the full mask: what full prefill of the merged weights does."""
+        return self._student(()).read(parts, _whole(lessons, orders), branches, hidden)
+
+    def learn(
+        self,
+        parts: Parts,
+        lessons: Sequence[Lesson],
+        branches: Sequence[Branches],
+        loss: Callable[[int, Read], torch.Tensor],
+        hidden: bool = False,
+        orders: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """As `Student.learn`, every lesson under both masks by their weights; a mask of weight 0 is left out."""
+
+        def weighted(weight: float) -> Callable[[int, Read], torch.Tensor]:
+            return lambda n, read: weight * loss(n, read)
+
+        if self.full < 1:
+            self._student(self.prefix).learn(parts, lessons, branches, weighted(1 - self.full), hidden, orders)
+        if self.full > 0:
+            self._student(()).learn(parts, _whole(lessons, orders), branches, weighted(self.full), hidden)
+
+    def _student(self, prefix: tuple[int, ...]) -> Student:
+        return Student(self.model, prefix=prefix, keep_all=self.keep_all, tuned=True)
+
+
+def _whole(lessons: Sequence[Lesson], orders: Sequence[Sequence[int]] | None) -> list[Lesson]:
+    """Opening and documents as one document, within which the block mask is the full one."""
+    out = []
+    for n, each in enumerate(lessons):
+        order = range(len(each.documents)) if orders is None else orders[n]
+        joined = each.opening + tuple(i for d in order for i in each.documents[d])
+        out.append(replace(each, opening=(), documents=(joined,)))
+    return out
