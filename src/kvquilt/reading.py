@@ -22,6 +22,7 @@ from kvquilt.segment import CompiledSegment
 from kvquilt.store import Layout, Store
 from kvquilt.tokens import encoder
 from kvquilt.writers.constant import Constant
+from kvquilt.writers.link_tokens import LinkTokens
 from kvquilt.writers.notebook import Notebook
 from kvquilt.writers.recipe import Recipe
 from kvquilt.writers.recipes import Ingredients, recipe
@@ -48,7 +49,7 @@ class Reader:
     writer: Writer
     preamble: tuple[int, ...]
     helper: LanguageModel | None = None
-    trained: Mapping[str, Trained] = field(default_factory=dict)
+    trained: Mapping[str, Trained | LinkTokens] = field(default_factory=dict)
     _notebooks: dict[str, Notebook] = field(default_factory=dict, repr=False, compare=False)
 
     def layout(self, side: frozenset[str] = frozenset()) -> Layout:
@@ -63,8 +64,8 @@ class Reader:
         """The recipe of that name, behind the engine's opening where it has a shared prefix; "" for `writer`."""
         if not name:
             return Constant("the engine's own", self.writer)
-        if name in self.trained:
-            return Constant(name, self.trained[name])
+        if (found := self.trained.get(name)) is not None:
+            return Constant(name, found.inner if isinstance(found, LinkTokens) else found)
         if name in TRAINED:
             known = ", ".join(sorted(self.trained)) or "none"
             raise InputError("writer", f"no trained writer of that name is loaded; there is {known}", name)

@@ -12,6 +12,7 @@ from kvquilt.accounting import Outcome, counted_flops, full_flops
 from kvquilt.errors import InputError
 from kvquilt.ledger import Ledger, Spending
 from kvquilt.model.language_model import RowCounter
+from kvquilt.model.parts import PLAIN, Parts
 from kvquilt.placement import Order, Placement
 from kvquilt.repair.operator import assemble, compact, repair
 from kvquilt.repair.plan import cut, row_plan
@@ -20,6 +21,7 @@ from kvquilt.repair.scene import Scene
 from kvquilt.repair.selector import Choice
 from kvquilt.store import Held
 from kvquilt.writers.isolated import Isolated
+from kvquilt.writers.link_tokens import LinkTokens
 from kvquilt.writers.recipe import Chosen, Recipe
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class Request:
         exact: document runs behind the very tokens they were encoded behind; nothing is ever spent on them.
         opening: whether the prompt begins with the reader's preamble, which is compiled, too.
         scored: a first round of choosing is still to decide in which order the documents stand.
+        parts: what every forward over the cache has beside the model.
     """
 
     reader: Reader
@@ -50,6 +53,7 @@ class Request:
     opening: bool = field(init=False)
     scored: bool = field(init=False)
     scene: Scene = field(init=False)
+    parts: Parts = field(init=False, default=PLAIN)
     held: Mapping[int, Held] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -60,7 +64,11 @@ class Request:
         self.scored = self.method.order is Order.DENSITY_ASCENDING and len(self.placement.documents()) > 1
         standing = self.placement.documents()
         chosen = self.recipe.writers(self.reader.notes(self.tenant), self.placement, standing)
-        self.writers = dict(zip(standing, chosen, strict=True))
+        links = self.reader.trained.get(self.method.writer) if self.method.reuses else None
+        if isinstance(links, LinkTokens):
+            links.check(self.reader.model)
+            self.placement, self.parts = links.linked(self.placement, self.method.order), links.parts()
+        self.writers = dict(zip(self.placement.documents(), chosen, strict=True))
         around = {i: each.writer.around for i, each in self.writers.items() if any(each.writer.around)}
         if around and self.method.reuses:
             self.placement = self.placement.wrapped(around)
@@ -205,6 +213,7 @@ class Request:
                 placed = {i: h.segment for i, h in self.held.items() if h.segment is not None}
                 with ledger.stage("place"):
                     self.scene.cache = assemble(reader.model, placement, placed, capacity)
+                    self.scene.cache.parts = self.parts
                 self.scene.segments = placed
         for i in wanted:
             document, reason = placement.runs[i].document, self.writers[i].reason
