@@ -14,7 +14,7 @@ from kvquilt.model.graph import Read, frozen
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.placement import place_runs
 from kvquilt.prompt import Document
-from kvquilt.repair.presets import find_method
+from kvquilt.repair.presets import Method
 from kvquilt.template import PromptTemplate
 from kvquilt.training.exercise import Exercise
 from kvquilt.training.lesson import Lesson, lesson
@@ -79,7 +79,7 @@ def train(
 def served(
     engine: Engine,
     known: Taught,
-    method: str,
+    method: Method,
     teacher: Engine | None = None,
 ) -> list[float]:
     """KL of a method against the teacher's full prefill, per question, summed over its answer."""
@@ -89,7 +89,7 @@ def served(
         for question in each.questions:
             placement = place_runs(engine.prompt(question, each.documents).runs(engine.model.tokenizer))
             true = truth(asked, placement, None, TOKENS)
-            out.append(float(compare(engine, placement, find_method(method), None, true).kl.sum()))
+            out.append(float(compare(engine, placement, method, None, true).kl.sum()))
     return out
 
 

@@ -8,6 +8,7 @@ import torch
 from kvquilt.errors import InputError, WriterError, WriterMismatchError
 from kvquilt.model.graph import frozen
 from kvquilt.model.language_model import LanguageModel
+from kvquilt.repair.presets import METHODS
 from kvquilt.training.block_tuned import BlockStudent, TunedShape
 from kvquilt.writers.block_tuned import Tuning, tuned
 from tests.engines import at_rest, make_engine
@@ -48,11 +49,11 @@ def test_the_student_is_the_served_model_under_both_masks(family: str, shape: Tu
     with torch.no_grad():
         reads = student.read(shape.parts(named), known.lessons, known.branches)
         whole = student.read_whole(shape.parts(named), known.lessons, known.branches)
-    block, full = (served(made, known, name, teacher=base) for name in ("none", "full"))
+    block, full = (served(made, known, METHODS[name], teacher=base) for name in ("none", "full"))
     assert answers(known, reads) == pytest.approx(block, rel=1e-3, abs=1e-3)
     assert answers(known, whole) == pytest.approx(full, rel=1e-3, abs=1e-3)
     assert block != pytest.approx(full, abs=1e-3)
-    assert block != pytest.approx(served(base, known, "none"), abs=1e-3)
+    assert block != pytest.approx(served(base, known, METHODS["none"]), abs=1e-3)
 
 
 @shapes
@@ -128,7 +129,7 @@ def test_an_error_in_a_step_leaves_the_reader_as_it_was() -> None:
 def test_segments_of_the_base_model_are_misses_and_the_base_is_untouched(tmp_path: Path) -> None:
     base = make_engine(directory=tmp_path / "store")
     model, known = base.model, Taught.by(base.model, base._template, count=1)
-    before = served(base, known, "none")
+    before = served(base, known, METHODS["none"])
     kept = documents(known)
     assert base.compile(kept, gate=False).compiled == 0
     made = Tuning.of(model.fingerprint, drawn(model, ADAPTER), ADAPTER.alpha).merged(model)
@@ -137,7 +138,7 @@ def test_segments_of_the_base_model_are_misses_and_the_base_is_untouched(tmp_pat
     other = make_engine(made)
     other.store, other.reader = base.store, type(other.reader)(made, base.store, other.writer, other.reader.preamble)
     assert other.compile(kept, gate=False).compiled == len(kept)
-    assert served(base, known, "none") == before
+    assert served(base, known, METHODS["none"]) == before
     shared = {id(p) for p in model.hf.parameters()} & {id(p) for p in made.hf.parameters()}
     assert len(shared) == len(list(model.hf.parameters())) - 4 * model.capability.layers
     base.close()
