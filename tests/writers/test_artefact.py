@@ -283,6 +283,7 @@ def altered(path: Path, **changes: Any) -> None:
     ("changes", "said"),
     [
         ({"kind": "magic"}, "kind: unknown"),
+        ({"kind": "of another sort", "sizes": {}}, "kind: unknown"),
         ({"kind": "kv-paket"}, "did you mean 'kv-packet'"),
         ({"kind": "sempic"}, "another digest"),
         ({"alpha": 5.0}, "lora_alpha is 4, but must be 5"),

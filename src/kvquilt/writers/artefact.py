@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from kvquilt.identity import Fingerprint
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.parts import SOFT, parts_of
 from kvquilt.writers.folder import ADAPTER, CONFIG, MANIFEST, SOFT_TOKENS, load_folder
+from kvquilt.writers.manifest import base_of
 from kvquilt.writers.peft_layout import check_config, from_peft
 from kvquilt.writers.tensors import STORED, check_named, content_digest, sizes_of
 from kvquilt.writers.trained import TRAINED, Trained
@@ -47,8 +47,7 @@ def make_writer(
     Raises:
         InputError: an unknown kind, or tensors that do not go together.
     """
-    if kind not in TRAINED:
-        raise InputError("kind", f"unknown{nearest(kind, TRAINED)}", kind)
+    _check_kind(kind)
     if not math.isfinite(alpha):
         raise InputError("alpha", "must be a finite number", alpha)
     if not all(0 <= i < SOFT for i in prefix):
@@ -92,7 +91,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return load_folder(path)[0]
 
 
+def _check_kind(kind: object) -> None:
+    if kind not in TRAINED:
+        raise InputError("kind", f"unknown{nearest(kind, TRAINED)}", kind)
+
+
 def _made(about: Mapping[str, Any], files: Mapping[str, bytes]) -> Trained:
+    _check_kind(about["kind"])
     adapter = from_peft(_tensors(ADAPTER, files, about["stored"]))
     named = {**_tensors(SOFT_TOKENS, files, about["stored"]), **adapter}
     check_named(named)
@@ -100,9 +105,8 @@ def _made(about: Mapping[str, Any], files: Mapping[str, bytes]) -> Trained:
     alpha = float(about["alpha"])
     if adapter:
         check_config(files[CONFIG], named, alpha)
-    base = Fingerprint(**{f.name: str(about["base"][f.name]) for f in fields(Fingerprint)})
     prefix = tuple(int(i) for i in about["prefix"])
-    writer = make_writer(about["kind"], base, named, alpha, prefix, str(about["base"]["name"]))
+    writer = make_writer(about["kind"], base_of(about), named, alpha, prefix, str(about["base"]["name"]))
     if writer.digest != about["digest"]:
         raise WriterError(f"its content is not what {MANIFEST} says was saved (another digest)")
     return writer

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from kvquilt.model.parts import Adapter, Parts, soft_ids
 from kvquilt.segment import CompiledSegment
 from kvquilt.writers.batches import compile_batches
 from kvquilt.writers.folder import ADAPTER, CONFIG, SOFT_TOKENS, save_folder
+from kvquilt.writers.manifest import NOTHING, check_base, manifest
 from kvquilt.writers.peft_layout import config_text, to_peft
 from kvquilt.writers.prefix_cache import PrefixCache
 from kvquilt.writers.tensors import STORED, content_digest, misfit, moved, sizes_of
@@ -80,12 +80,7 @@ class Trained:
 
     def check(self, model: LanguageModel) -> None:
         """Raise `WriterMismatchError`, saying what differs, unless `model` is the one it was trained for."""
-        names = [f.name for f in fields(Fingerprint)]
-        if differing := [n for n in names if getattr(self.base, n) != getattr(model.fingerprint, n)]:
-            raise WriterMismatchError(
-                f"this {self.kind} writer was trained for {self.base_name or 'another model'} in {self.base.dtype}, "
-                f"not for {model.name} in {model.fingerprint.dtype}; what differs: {', '.join(differing)}"
-            )
+        check_base(f"this {self.kind} writer", self.base, self.base_name, model)
         embeddings: Any = model.hf.get_input_embeddings()
         if why := misfit(self.parts, model.hf.base_model, embeddings.weight.shape[1]):
             raise WriterMismatchError(f"{model.name} has no place for this {self.kind} writer: {why}")
@@ -108,8 +103,8 @@ class Trained:
     def save(
         self,
         path: Path,
-        recipe: Mapping[str, Any] = MappingProxyType({}),
-        metrics: Mapping[str, Any] = MappingProxyType({}),
+        recipe: Mapping[str, Any] = NOTHING,
+        metrics: Mapping[str, Any] = NOTHING,
         stored: str = "float32",
     ) -> str:
         """Write the folder that `kvquilt.writers.artefact.load_writer` reads; see there for its files.
@@ -140,15 +135,11 @@ class Trained:
             files[SOFT_TOKENS] = save(soft, {"format": "pt"})
         digest = content_digest(self.kind, self.base, named, self.alpha, self.prefix)
         about = {
-            "kind": self.kind,
-            "digest": digest,
-            "base": {"name": self.base_name, "fingerprint": self.base.digest, **asdict(self.base)},
+            **manifest(self.kind, digest, self.base, self.base_name, recipe, metrics),
             "sizes": sizes_of(named),
             "alpha": self.alpha,
             "prefix": list(self.prefix),
             "stored": stored,
-            "recipe": dict(recipe),
-            "metrics": dict(metrics),
         }
         save_folder(path, about, files)
         return digest
