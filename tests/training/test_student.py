@@ -14,6 +14,7 @@ from torch.nn.functional import linear
 from kvquilt.model.graph import Read, frozen
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.parts import Adapter, Parts, embedded, parts_of
+from kvquilt.repair.presets import find_method
 from kvquilt.training.lesson import Lesson
 from kvquilt.training.student import Student
 from kvquilt.training.teacher import Branches
@@ -126,9 +127,9 @@ def test_the_student_answers_as_serving_does(family: str, kind: str, shared: boo
     reads = student_of(model, kind, prefix).read(parts_of(named, ALPHA), known.lessons, known.branches)
     writer = make_writer(kind, model.fingerprint, named, ALPHA, prefix, model.name)
     engine.reader = replace(engine.reader, trained={kind: writer})
-    found = served(engine, known, kind)
+    found = served(engine, known, find_method(kind))
     assert answers(known, reads) == pytest.approx(found, abs=1e-3)
-    assert found != pytest.approx(served(engine, known, "none"), abs=1e-2)
+    assert found != pytest.approx(served(engine, known, find_method("none")), abs=1e-2)
     at_rest(engine)
 
 
