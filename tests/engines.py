@@ -12,6 +12,7 @@ from kvquilt.model.language_model import LanguageModel
 from kvquilt.repair.presets import METHODS
 from kvquilt.store import Store
 from tests.models import tiny
+from tests.writers.trained import random_writers
 
 SETTINGS = Settings(
     store_dir=Path("unused"), cache_dir=Path("unused"), method="auto", policy=None, max_new_tokens=8,
@@ -32,12 +33,22 @@ def documents(count: int = 4, characters: int = 120) -> list[Document]:
 
 
 def make_engine(
-    model: LanguageModel | str = "llama", directory: Path | None = None, memory: int = MEMORY, **options: Any
+    model: LanguageModel | str = "llama",
+    directory: Path | None = None,
+    memory: int = MEMORY,
+    trained: bool = False,
+    **options: Any,
 ) -> Engine:
-    """An engine on a tiny model; without `directory` its store lives in memory alone."""
+    """An engine on a tiny model; without `directory` its store lives in memory alone.
+
+    Args:
+        trained: with a random writer of every kind, for the methods that need one.
+    """
     loaded = tiny(model) if isinstance(model, str) else model
     settings = options.pop("settings", SETTINGS)
     options.setdefault("helper", tiny(seed=1))  # for the methods that ask a second model
+    if trained:
+        options["writers"] = random_writers(loaded)
     return Engine(loaded, Store.open(directory, memory, None), settings, **options)
 
 

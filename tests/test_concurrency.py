@@ -33,7 +33,7 @@ def test_asking_and_streaming_at_once_gives_the_answers_of_each_alone(tmp_path: 
     docs = documents(4, 60)
     orders = [[docs[(n + k) % 4] for k in range(4)] for n in range(4)]
     wanted = [(method, order) for method in AFFORDABLE.values() for order in orders]
-    with make_engine(directory=tmp_path) as engine:
+    with make_engine(directory=tmp_path, trained=True) as engine:
         alone = [engine.ask(QUESTION, order, method=method).token_ids for method, order in wanted]
         before = stored_bytes(engine)
 

@@ -25,7 +25,9 @@ from kvquilt.writers.isolated import Isolated
 from tests.engines import AFFORDABLE, make_engine
 from tests.models import FAMILIES, build, model_from, tiny
 from tests.oracle import random_document, random_ids, stock
+from tests.repair.methods import wrapped
 from tests.tokenizers import chatml_tokenizer
+from tests.writers.trained import random_writers
 
 _LONGROPE = {
     "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 128,
@@ -193,7 +195,8 @@ def test_provenance_covers_every_token_once_after_any_edit(
     start: list[tuple[bool, int, int]], script: list[Any]
 ) -> None:
     model = tiny()
-    reader = Reader(model, Store.open(None, 1 << 28), Isolated(), (), helper=tiny(seed=1))
+    trained = random_writers(model)
+    reader = Reader(model, Store.open(None, 1 << 28), Isolated(), (), helper=tiny(seed=1), trained=trained)
     runs = [run_of(part) for part in start]
     for step in script:
         runs = edited(runs, step)
@@ -205,6 +208,8 @@ def test_provenance_covers_every_token_once_after_any_edit(
         _, cache = reader.read(placement, method, None, ledger, 0)
         model.pool.release(cache)
         assert sum(ledger.tokens.values()) == placement.tokens
+        placed = wrapped(reader, placement, method)
         assert [(d.start, d.tokens) for d in ledger.documents] == [
-            (placement.positions[i], len(placement.runs[i].ids)) for i in placement.documents()
+            (placed.positions[i] + len(placed.runs[i].header), len(placed.runs[i].ids)) for i in placed.documents()
         ]
+        assert ledger.soft_rows == placed.tokens - placement.tokens

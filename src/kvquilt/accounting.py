@@ -37,6 +37,7 @@ class Outcome:
         ran = torch.zeros(self.placement.tokens, dtype=torch.bool)
         ran[self.computed] = True
         positions = self.placement.positions
+        ledger.soft_rows += sum(len(run.header) + len(run.trailer) for run in self.placement.runs)
         for i, run in enumerate(self.placement.runs):
             span, found = self.placement.span(i), self.held.get(i)
             again = int(ran[span.start : span.stop].sum())
@@ -61,7 +62,8 @@ class Outcome:
             ledger.tokens[Provenance.RECOMPUTED] += again
             if run.document is not None:
                 provenance = Provenance.RECOMPUTED if 2 * again > len(run.ids) else kept
-                use = DocumentUse(run.document.id, len(run.ids), positions[i], provenance, source, why, again)
+                at = positions[i] + len(run.header)
+                use = DocumentUse(run.document.id, len(run.ids), at, provenance, source, why, again)
                 ledger.documents.append(use)
 
     def _kept(self, run: int, again: int) -> tuple[Provenance, str]:

@@ -14,6 +14,9 @@ from kvquilt.prompt import Document, segment_ids
 from kvquilt.reading import Reader
 from kvquilt.segment import CompiledSegment
 from kvquilt.store import Store
+from kvquilt.writers.encoder import depth
+from kvquilt.writers.loaded import soft_rows
+from kvquilt.writers.trained import Trained
 
 log = logging.getLogger(__name__)
 Compile = Callable[[list[int]], Iterator[tuple[int, CompiledSegment]]]
@@ -60,8 +63,11 @@ def compile_documents(
     """
     model, ledger = reader.model, Ledger()
     segments = [segment_ids(d, model.tokenizer) for d in documents]
+    beside, trained = len(reader.writer.encoded_behind or ()), reader.trained.get(recipe)
+    if isinstance(trained, Trained):
+        beside = len(trained.prefix) + soft_rows(trained)
     for document, ids in zip(documents, segments, strict=True):
-        check_document_fits(model.capability, document, len(ids), len(reader.writer.encoded_behind or ()))
+        check_document_fits(model.capability, document, len(ids), beside)
     made = reader.recipe(recipe)
     writers = made.prepare(reader.notes(tenant), segments)
     noting = reader.noting(made, tenant)
@@ -92,7 +98,8 @@ def compile_documents(
                     report(before + done, len(keys))
 
             wanted = [(keys[i], rows[i]) for i in part]
-            with reader.store.fetch(wanted, counted, layout=reader.layout(made.side)) as held:
+            layouts = [reader.layout(made.side, depth(writers[i])) for i in part]
+            with reader.store.fetch(wanted, counted, layout=layouts) as held:
                 for (key, _), found in zip(wanted, held, strict=True):
                     if found.segment is not None and not reader.store.keeps(key):
                         reader.store.put(key, found.segment)
@@ -106,7 +113,7 @@ def compile_documents(
         compiled=done,
         stored_before=len(keys) - done,
         tokens=sum(len(s) for s in segments),
-        bytes=sum(len(rows[i]) for i in at.values()) * model.bytes_per_token,
+        bytes=sum(len(rows[i]) * reader.layout(layers=depth(writers[i])).bytes_per_token for i in at.values()),
         seconds=ledger.seconds["total"],
         forward_tokens=ledger.forward_tokens["compile"],
         failures=dict(new),

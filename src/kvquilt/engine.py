@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from kvquilt.answer import Answer, Live, Stream
@@ -23,18 +24,20 @@ from kvquilt.ledger import Ledger
 from kvquilt.measured import Measured
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.opening import open_parts
-from kvquilt.placement import Placement, place_runs
+from kvquilt.placement import place_runs
 from kvquilt.policy import needs_verdict, written_method
 from kvquilt.prompt import Document, Prompt, check_documents, continuation
 from kvquilt.reading import Reader
-from kvquilt.repair.presets import AUTO_ORDER, METHODS, Method, find_method
+from kvquilt.repair.presets import METHODS, find_method
 from kvquilt.retrieval import ranked_documents
 from kvquilt.store import Store
-from kvquilt.template import PromptTemplate
+from kvquilt.template import PromptTemplate, check_question, user_text
 from kvquilt.tuning import tune
 from kvquilt.tuning_report import TuneReport
 from kvquilt.tuning_samples import Question
 from kvquilt.writers.isolated import Isolated
+from kvquilt.writers.loaded import Given, load_all, load_one, method_of
+from kvquilt.writers.trained import Trained
 
 log = logging.getLogger(__name__)
 SYSTEM = "Answer the question with the help of the documents. Be brief."
@@ -49,6 +52,7 @@ class Engine:
         system: system message of `ask`'s prompts.
         conversations: live caches kept for follow-ups; the oldest is released first.
         helper: a second, small model for methods that ask one; may be `model` itself.
+        writers: trained writers by name; see `use`.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Engine:
         system: str = SYSTEM,
         conversations: int = 1,
         helper: LanguageModel | None = None,
+        writers: Mapping[str, Trained] = MappingProxyType({}),
     ) -> None:
         self.model, self.store = model, store
         self.settings = settings or Settings.resolve()[0]
@@ -74,7 +79,7 @@ class Engine:
         else:
             prefix = preamble if shared_prefix else ()
         self.writer = Isolated(prefix)
-        self.reader = Reader(model, store, self.writer, preamble, helper)
+        self.reader = Reader(model, store, self.writer, preamble, helper, load_all(writers, model))
         self._live: deque[Live] = deque()
         self._lock = threading.Lock()
         self._measured = Measured(self)
@@ -93,6 +98,7 @@ class Engine:
         system: str = SYSTEM,
         conversations: int = 1,
         helper: str | None = None,
+        writer: Given | Sequence[Given] | Mapping[str, Given] = (),
     ) -> Engine:
         """Load a model and open the store.
 
@@ -101,16 +107,19 @@ class Engine:
             store_dir: by default the settings' (``KVQUILT_STORE_DIR``).
             shared_prefix, system, conversations: see `Engine`.
             helper: the helper model, found like `model`; by default the settings' ``helper_model``, if any.
+            writer: folders of trained writers: one, several, ``NAME=PATH``, or by name. See `use`.
 
         Raises:
             ModelNotFoundError, UnsupportedModelError, StoreUnavailableError.
+            WriterError, WriterMismatchError: a writer's folder is damaged, or its writer belongs to another model.
         """
         settings = settings or Settings.resolve()[0]
-        opened = open_parts(settings, model, helper, dtype, device, threads, store_dir)
+        opened = open_parts(settings, model, helper, writer, dtype, device, threads, store_dir)
         try:
             return cls(
                 opened.model, opened.store, settings,
                 shared_prefix=shared_prefix, system=system, conversations=conversations, helper=opened.helper,
+                writers=opened.writers,
             )  # fmt: skip
         except BaseException:
             opened.store.close()
@@ -128,6 +137,23 @@ class Engine:
             while self._live:
                 self._release(self._live.popleft())
         self.store.close()
+
+    def use(self, writer: Given, name: str = "") -> str:
+        """Have a trained writer at hand; returns the method that asks for it.
+
+        One of the same name is replaced: its segments stay in the store and are no longer found, since keys hold the
+        writer's digest, and its verdict no longer counts. Prompts that are being read end with the writer they began
+        with.
+
+        Args:
+            writer: a folder, or the writer itself.
+            name: by default its kind, whose method then uses it. With another name it stands beside the others:
+                ``writer=NAME`` in any method.
+        """
+        name, made = load_one(writer, self.model, name)
+        with self._lock:
+            self.reader = replace(self.reader, trained={**self.reader.trained, name: made})
+        return method_of(name, made)
 
     def prompt(self, question: str, documents: Sequence[Document]) -> Prompt:
         """The prompt of `ask`: system message, documents, question, in the model's chat template if it has one."""
@@ -151,7 +177,7 @@ class Engine:
                 Where nothing was compiled and a verdict is stored, that one is returned.
             progress: called with documents done and documents in all.
             method: compile as this method wants its documents encoded; by default as the tuned one does, if there is
-                one, else as most do.
+                one, else as the first trained writer does, if there is one, else as most do.
 
         Raises:
             InputError: an empty document, one id with two texts, no documents.
@@ -159,13 +185,13 @@ class Engine:
         """
         namespace(tenant)  # refuses one that cannot be a name, before anything is computed
         documents = check_documents(documents)
-        method = method or self._measured.tuned_method(tenant) or ""
-        recipe = find_method(method).writer if method else ""
-        report = compile_documents(self.reader, documents, tenant, progress, recipe)
+        reader, method = self.reader, method or self._measured.tuned_method(tenant) or ""
+        recipe = find_method(method).writer if method else next(iter(reader.trained), "")
+        report = compile_documents(reader, documents, tenant, progress, recipe)
         if not gate:
             return report
         verdict = self.verdict(tenant)
-        if report.compiled or verdict is None or any(verdict.verdict(name) is None for name in AUTO_ORDER):
+        if report.compiled or verdict is None or any(verdict.verdict(name) is None for name in reader.auto_order):
             verdict = self.doctor(documents, tenant, seconds=self.settings.gate_seconds)
         return replace(report, gate=verdict)
 
@@ -233,45 +259,40 @@ class Engine:
         gated = needs_verdict(asked, self.settings.policy if policy is None else policy)
         namespace(tenant)  # refuses one that cannot be a name, before anything is computed
         ledger = Ledger(asked=asked, model=self.model.name, threads=self.model.threads)
+        reader = self.reader  # once: a writer may be replaced at any time
         with ledger.stage("prompt"):
-            prompt = self._prompt_of(question, documents)
+            prompt = self._template.asked(question, documents)
             runs = prompt.runs(self.model.tokenizer)
             if not runs:
                 raise InputError("question", "the prompt has no tokens")
             check_prompt_fits(self.model.capability, runs, chosen.max_new_tokens)
-            preset = self._measured.allowed(asked, tenant, ledger) if gated else find_method(asked)
+            preset = self._measured.allowed(asked, tenant, ledger, reader) if gated else find_method(asked)
             # documents whose text has no tokens have no run
             held = [r.document for r in runs if r.document is not None]
-            ranking = ranked_documents(_user_text(prompt), held) if preset.needs_ranking else ()
+            ranking = ranked_documents(user_text(prompt), held) if preset.needs_ranking else ()
             placement = place_runs(runs, preset.order, ranking, preset.moved)
             try:
-                self.reader.check(placement, preset, tenant, chosen.max_new_tokens)
+                reader.check(placement, preset, tenant, chosen.max_new_tokens)
             except InputError as error:
                 if asked != "auto":
                     raise
                 ledger.fall_back("unaffordable", str(error))
                 preset, placement = METHODS["full"], place_runs(runs)
-        return self.run(placement, preset, tenant, chosen, ledger)
-
-    def run(
-        self, placement: Placement, method: Method, tenant: str | None, sampling: Sampling, ledger: Ledger
-    ) -> Stream:
-        """Stream the answer to a placed prompt."""
-        ledger.method = method.name
+        ledger.method = preset.name
 
         def read() -> Any:
-            return self.reader.read(placement, method, tenant, ledger, sampling.max_new_tokens)
+            return reader.read(placement, preset, tenant, ledger, chosen.max_new_tokens)
 
-        return Stream(self, read, sampling, ledger, tenant)
+        return Stream(self, read, chosen, ledger, tenant)
 
     def continue_from(self, live: Live, earlier: Ledger, tokens: int, question: str, sampling: Sampling) -> Stream:
         """The next turn of a conversation, behind its live cache; reached through `Answer.follow_up`."""
         ledger = Ledger(
             method=earlier.method, asked=earlier.asked, model=earlier.model, threads=earlier.threads,
-            gate=earlier.gate, fallbacks=list(earlier.fallbacks),
+            gate=earlier.gate, fallbacks=list(earlier.fallbacks), writer=earlier.writer, soft_rows=earlier.soft_rows,
         )  # fmt: skip
         with ledger.stage("prompt"):
-            _check_question(question)
+            check_question(question)
             following = continuation(self.model.tokenizer, question)
             new = [*live.pending, *following.ids(self.model.tokenizer)]
         cache = live.cache  # once: another follow-up may take it meanwhile
@@ -357,23 +378,3 @@ class Engine:
         """`Sampling` with the settings' answer length where none is given."""
         length = self.settings.max_new_tokens if max_new_tokens is None else max_new_tokens
         return Sampling(stop=tuple(stop) if isinstance(stop, list) else stop, max_new_tokens=length, **options)  # type: ignore[arg-type]
-
-    def _prompt_of(self, question: str | Prompt, documents: Sequence[Document] | None) -> Prompt:
-        if isinstance(question, Prompt):
-            if documents is not None:
-                raise InputError("documents", "must not be given beside a Prompt, which holds its own")
-            return question
-        _check_question(question)
-        if documents is None:
-            raise InputError("documents", "at least one is needed")
-        return self.prompt(question, check_documents(documents))
-
-
-def _check_question(question: object) -> None:
-    if not isinstance(question, str) or not question.strip():
-        raise InputError("question", "must be a non-empty text")
-
-
-def _user_text(prompt: Prompt) -> str:
-    """What the user wrote beside the documents: what BM25 ranks them by."""
-    return " ".join(p.text for p in prompt.parts if not isinstance(p, Document) and not p.control)

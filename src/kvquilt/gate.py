@@ -24,7 +24,7 @@ from kvquilt.identity import namespace
 from kvquilt.ledger import Provenance
 from kvquilt.placement import Placement, place_runs
 from kvquilt.prompt import Document, Run, check_documents
-from kvquilt.repair.presets import AUTO_ORDER, Method, find_method
+from kvquilt.repair.presets import Method, find_method
 from kvquilt.repair.selector import Probe
 from kvquilt.retrieval import ranked_documents
 from kvquilt.store import Failure
@@ -42,12 +42,14 @@ class _Seen:
     """Measurements of one method: one tensor ``[answer]`` per prompt, and tokens reused.
 
     Attributes:
+        helper, trained: see `Verdict`.
         charged: share of what reuse saves, per prompt.
         refused: why the method cannot run on these prompts, if it cannot.
     """
 
     method: Method
-    helper: str = ""
+    helper: str
+    trained: str
     kls: list[torch.Tensor] = field(default_factory=list)
     agree: list[torch.Tensor] = field(default_factory=list)
     reused: int = 0
@@ -81,8 +83,8 @@ def examine(
         raise InputError("methods", "must be a list of at least one method", methods)
     given = builtin_documents() if documents is None else check_documents(documents)
     began = time.perf_counter()
-    named = AUTO_ORDER if methods is None else methods
-    seen = {name: _Seen(_reusing(name), _helper(engine, name)) for name in dict.fromkeys(named)}
+    named = engine.reader.auto_order if methods is None else methods
+    seen = {name: _seen(engine, name) for name in dict.fromkeys(named)}
     documents = fit_documents(engine, given)
     count = min(prompts, max(len(documents), LEAST_PROMPTS))
     samples = sample_prompts(documents, fit_documents(engine, builtin_documents()), count)
@@ -99,6 +101,9 @@ def examine(
         _measure(engine, chosen, target, tenant, list(seen.values()))
         if progress is not None:
             progress(done + 1, len(samples))
+    for found in seen.values():
+        if engine.reader.identity(found.method) != found.trained:
+            found.refused = "its writer was replaced while it was measured"
     limits = engine.settings.gate_max_kl, engine.settings.gate_min_top1
     report = DoctorReport(
         model=engine.model.name,
@@ -141,10 +146,11 @@ def _reusing(name: str) -> Method:
     return method
 
 
-def _helper(engine: Engine, name: str) -> str:
-    """Fingerprint of the helper model that the method asks, or ""."""
-    helper = engine.reader.helper
-    return helper.fingerprint.digest if helper and find_method(name).selector.probe is Probe.HELPER else ""
+def _seen(engine: Engine, name: str) -> _Seen:
+    """Nothing yet of the method, with what a verdict on it will hold for."""
+    method, helper = _reusing(name), engine.reader.helper
+    asked = helper.fingerprint.digest if helper and method.selector.probe is Probe.HELPER else ""
+    return _Seen(method, asked, engine.reader.identity(method))
 
 
 def _runs(engine: Engine, question: str, documents: Sequence[Document]) -> tuple[Run, ...]:
@@ -196,7 +202,7 @@ def _measure(engine: Engine, documents: list[Document], target: int, tenant: str
 def _verdict(name: str, found: _Seen) -> Verdict:
     if found.refused or not found.kls:
         nothing, reason = float("nan"), found.refused or "not measured: an endpoint check failed"
-        return Verdict(name, False, nothing, nothing, nothing, 0, 0, 0, reason, nothing, found.helper)
+        return Verdict(name, False, nothing, nothing, nothing, 0, 0, 0, reason, nothing, found.helper, found.trained)
     kl, top1 = torch.cat(found.kls), float(torch.cat(found.agree).mean())
     return Verdict(
         method=name,
@@ -210,4 +216,5 @@ def _verdict(name: str, found: _Seen) -> Verdict:
         reason="",
         charged=sum(found.charged) / len(found.charged),
         helper=found.helper,
+        trained=found.trained,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ class Verdict:
         passed, reason: under the limits of the report, see `shortfall`.
         charged: mean share of what reuse saves that was spent again, in token-layers.
         helper: fingerprint of the helper model that the method asked, or "".
+        trained: name and digest of the trained writer of its documents (`Reader.identity`), or "".
     """
 
     method: str
@@ -37,6 +39,7 @@ class Verdict:
     reason: str
     charged: float
     helper: str = ""
+    trained: str = ""
 
     @property
     def summary(self) -> str:
@@ -92,16 +95,18 @@ class DoctorReport:
         return next((v for v in self.verdicts if v.method == method), None)
 
     def beside(self, earlier: DoctorReport | None) -> DoctorReport:
-        """This report with what `earlier` measured of other methods, held against this one's limits."""
+        """This report with what `earlier` measured of other methods, or writers, held against this one's limits."""
         if earlier is None:
             return self
-        mine = {v.method for v in self.verdicts}
-        kept = [v for v in earlier.verdicts if v.method not in mine and v.prompts]
+        mine = {(v.method, v.trained) for v in self.verdicts}
+        kept = [v for v in earlier.verdicts if (v.method, v.trained) not in mine and v.prompts]
         return replace(self, verdicts=(*self.verdicts, *(v.judged(self.max_kl, self.min_top1) for v in kept)))
 
-    def asking(self, helper: str) -> DoctorReport:
-        """The same without verdicts on methods that asked another helper model than `helper`, a fingerprint or ""."""
-        return replace(self, verdicts=tuple(v for v in self.verdicts if v.helper in ("", helper)))
+    def asking(self, helper: str, trained: Collection[str] = ()) -> DoctorReport:
+        """The same without verdicts on methods that asked another helper model than `helper`, a fingerprint or "", or
+        that had other trained writers than `trained`, by `Reader.identity`."""
+        kept = (v for v in self.verdicts if v.helper in ("", helper) and v.trained in ("", *trained))
+        return replace(self, verdicts=tuple(kept))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain types, ready for JSON, which has no NaN: a figure that does not exist is None."""

@@ -9,6 +9,7 @@ from kvquilt.errors import ContextLengthError
 from kvquilt.fidelity import truth
 from kvquilt.placement import place_runs
 from kvquilt.prompt import Document, segment_ids
+from kvquilt.writers.loaded import soft_rows
 
 if TYPE_CHECKING:
     from kvquilt.engine import Engine
@@ -56,7 +57,8 @@ def make_question(engine: Engine, document: Document, tenant: str | None) -> str
 def fit_documents(engine: Engine, documents: Sequence[Document]) -> list[Document]:
     """The documents with long ones cut, so that a sample prompt of four, a question and an answer fit the context."""
     around = len(engine.prompt("?", [Document("x")]).ids(engine.model.tokenizer)) + _QUESTION_AND_ANSWER
-    room = min(_LONGEST, (engine.model.capability.max_length - around) // _DOCUMENTS)
+    soft = max(map(soft_rows, engine.reader.trained.values()), default=0)
+    room = min(_LONGEST, (engine.model.capability.max_length - around) // _DOCUMENTS - soft)
     if room < 1:
         raise ContextLengthError("system", f"the prompt without documents takes {around} tokens and leaves no room")
     fitting = []

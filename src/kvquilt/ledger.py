@@ -140,6 +140,8 @@ class Ledger:
         flops: estimated floating-point operations of ``read`` (and of ``compile``, if any); `flops_full` those of a
             full prefill of the same prompt.
         documents: in prompt order. Ids only, never text.
+        writer: of the documents where it was trained: kind, beginning of its digest, and its name if it has one.
+        soft_rows: what that writer put around documents; they take slots and positions and are no prompt tokens.
     """
 
     method: str = ""
@@ -157,6 +159,8 @@ class Ledger:
     gate: str = ""  # the measurement that allowed the method, if the gate was asked
     model: str = ""
     threads: int = 0
+    writer: str = ""
+    soft_rows: int = 0
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -219,11 +223,14 @@ class Ledger:
         def say(label: str, text: str) -> None:
             out.print(lines.fill(f"{label:<17}{text}"), soft_wrap=True)
 
-        say("prompt tokens", f"{counts}   ({self.reused_share:.0%} reused)")
+        soft = f"  +{self.soft_rows} soft rows" if self.soft_rows else ""
+        say("prompt tokens", f"{counts}   ({self.reused_share:.0%} reused){soft}")
         say("forward tokens", forward)
         say("seconds", "  ".join(f"{k} {v:.3f}" for k, v in self.seconds.items()))
         if self.bytes_read:
             say("bytes read", "  ".join(f"{k} {v / 1e6:.1f} MB" for k, v in self.bytes_read.items()))
+        if self.writer:
+            say("writer", self.writer)
         if (spent := self.spending) is not None and (spent.charged or spent.allowed is not None):
             limit = "" if spent.allowed is None else f" of {spent.allowed} allowed"
             say(

@@ -10,8 +10,9 @@ from kvquilt.gate_report import DoctorReport
 from kvquilt.identity import namespace
 from kvquilt.ledger import Ledger
 from kvquilt.policy import resolve
+from kvquilt.reading import Reader
 from kvquilt.repair.presets import Method, find_method
-from kvquilt.tuning import stored_tuning
+from kvquilt.tuning import note_name, stored_tuning
 from kvquilt.tuning_report import TuneReport
 
 if TYPE_CHECKING:
@@ -24,19 +25,24 @@ class Measured:
 
     engine: Engine = field(repr=False)
     _reports: dict[str, DoctorReport] = field(default_factory=dict, repr=False)
-    _tunings: dict[str, TuneReport] = field(default_factory=dict, repr=False)
+    _tunings: dict[tuple[str, str], TuneReport] = field(default_factory=dict, repr=False)
 
-    def report(self, tenant: str | None) -> DoctorReport | None:
-        """The tenant's gate report, as far as it was measured with this engine's helper model."""
-        space = namespace(tenant)
+    def report(self, tenant: str | None, reader: Reader | None = None) -> DoctorReport | None:
+        """The tenant's gate report, as far as it was measured with the reader's helper model and trained writers.
+
+        Args:
+            reader: whose it must be; by default the engine's.
+        """
+        space, reader = namespace(tenant), reader or self.engine.reader
         if space not in self._reports and (stored := stored_report(self.engine, tenant)) is not None:
             self._reports[space] = stored
-        helper, known = self.engine.reader.helper, self._reports.get(space)
-        return None if known is None else known.asking("" if helper is None else helper.fingerprint.digest)
+        helper, known = reader.helper, self._reports.get(space)
+        asked = "" if helper is None else helper.fingerprint.digest
+        return None if known is None else known.asking(asked, reader.identities)
 
     def tuning(self, tenant: str | None) -> TuneReport | None:
-        """The tenant's last tuning."""
-        space = namespace(tenant)
+        """The tenant's last tuning with just these trained writers."""
+        space = namespace(tenant), note_name(self.engine)
         if space not in self._tunings and (stored := stored_tuning(self.engine, tenant)) is not None:
             self._tunings[space] = stored
         return self._tunings.get(space)
@@ -46,23 +52,24 @@ class Measured:
         if isinstance(measured, DoctorReport):
             self._reports[namespace(tenant)] = measured
         else:
-            self._tunings[namespace(tenant)] = measured
+            self._tunings[namespace(tenant), note_name(self.engine)] = measured
 
     def tuned_method(self, tenant: str | None) -> str | None:
         """What `auto` runs on account of a tuning that holds."""
         tuning = self.tuning(tenant)
         return tuning.chosen if tuning is not None and tuning.accepted else None
 
-    def allowed(self, asked: str, tenant: str | None, ledger: Ledger) -> Method:
+    def allowed(self, asked: str, tenant: str | None, ledger: Ledger, reader: Reader) -> Method:
         """What the measurements make of the method asked for; they or a refusal are entered into the ledger."""
-        settings, report = self.engine.settings, self.report(tenant)
+        settings, report = self.engine.settings, self.report(tenant, reader)
         tuning, tuned = self.tuning(tenant), self.tuned_method(tenant) if asked == "auto" else None
         if tuning is not None and tuned is not None and (report is None or report.healthy):
             ledger.gate = f"{tuned} was tuned for {tuning.target:g}: {tuning.summary}"
             return find_method(tuned)
-        preset, fallback = resolve(asked, report, settings.gate_max_kl, settings.gate_min_top1)
+        limits = settings.gate_max_kl, settings.gate_min_top1
+        preset, fallback = resolve(asked, report, *limits, reader.auto_order)
         if fallback is not None:
             ledger.fall_back(fallback.reason, fallback.detail)
-        elif report is not None and (verdict := report.verdict(preset.name)) is not None:
+        if preset.reuses and report is not None and (verdict := report.verdict(preset.name)) is not None:
             ledger.gate = f"{preset.name} passed: {verdict.summary}"
         return preset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from kvquilt.config import Settings
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.load import load_model
 from kvquilt.store import Store
+from kvquilt.writers.loaded import Given, load_all
+from kvquilt.writers.trained import Trained
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -17,6 +20,7 @@ class Opened:
 
     model: LanguageModel
     helper: LanguageModel | None
+    writers: Mapping[str, Trained]
     store: Store
 
 
@@ -24,17 +28,18 @@ def open_parts(
     settings: Settings,
     model: str | None = None,
     helper: str | None = None,
+    writer: Given | Sequence[Given] | Mapping[str, Given] = (),
     dtype: str | None = None,
     device: str | None = None,
     threads: int | None = None,
     store_dir: str | Path | None = None,
 ) -> Opened:
-    """Load the models and open the store; what is None is as the settings say. See `Engine.load`."""
+    """Load the models and writers and open the store; what is None is as the settings say. See `Engine.load`."""
     name, asked = settings.model if model is None else model, settings.helper_model if helper is None else helper
     place = settings.dtype if dtype is None else dtype, settings.device if device is None else device
     loaded = load_model(name, *place, settings.threads if threads is None else threads, settings)
-    second = None
+    writers, second = load_all(writer, loaded), None
     if asked is not None:
         second = loaded if asked == name else load_model(asked, *place, settings=settings)
     folder = settings.store_dir if store_dir is None else store_dir
-    return Opened(loaded, second, Store.open(folder, settings.memory_bytes, settings.disk_bytes))
+    return Opened(loaded, second, writers, Store.open(folder, settings.memory_bytes, settings.disk_bytes))

@@ -56,10 +56,11 @@ def resolve(
 ) -> tuple[Method, Fallback | None]:
     """The method that the measurement allows under these limits: the first that passes, else full prefill and why.
 
-    The limits are those in force now, not those of the day of the measurement.
+    The limits are those in force now, not those of the day of the measurement. A method of a trained writer that does
+    not pass is said even where another one does: whoever gave the writer expects it.
 
     Args:
-        order: what `auto` tries, first to last, as methods are written.
+        order: what `auto` tries, first to last, as methods are written; beyond `AUTO_ORDER`, trained writers' own.
     """
     full = METHODS["full"]
     if report is None:
@@ -70,12 +71,14 @@ def resolve(
     if not report.healthy:
         failed = ", ".join(c.name for c in report.checks if not c.passed)
         return full, Fallback("unhealthy_model", f"endpoint checks failed: {failed}")
-    reasons = []
+    reasons: dict[str, str] = {}
     for name in order if asked == "auto" else (asked,):
         verdict = report.verdict(name)
         shortfall = "not measured" if verdict is None else verdict.shortfall(max_kl, min_top1)
         if not shortfall:
-            return find_method(name), None
-        reasons.append(f"{name}: {shortfall}")
+            told = "; ".join(f"{other}: {why}" for other, why in reasons.items() if other not in AUTO_ORDER)
+            return find_method(name), Fallback("gate_refused", f"{told}; {name} runs instead") if told else None
+        reasons[name] = shortfall
     way_out = _WAY_OUT if asked == "auto" else f"measure it (doctor --methods '{asked}') or leave policy auto out"
-    return full, Fallback("gate_refused", f"{'; '.join(reasons)}; {way_out}")
+    said = "; ".join(f"{name}: {why}" for name, why in reasons.items())
+    return full, Fallback("gate_refused", f"{said}; {way_out}")

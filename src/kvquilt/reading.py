@@ -15,7 +15,7 @@ from kvquilt.ledger import Ledger, Provenance
 from kvquilt.model.language_model import LanguageModel, RowCounter
 from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement
-from kvquilt.repair.presets import Method
+from kvquilt.repair.presets import AUTO_ORDER, Method
 from kvquilt.repair.written import split
 from kvquilt.request import Request
 from kvquilt.segment import CompiledSegment
@@ -23,13 +23,15 @@ from kvquilt.store import Layout, Store
 from kvquilt.tokens import encoder
 from kvquilt.writers.constant import Constant
 from kvquilt.writers.link_tokens import LinkTokens
+from kvquilt.writers.loaded import content_of, method_of
 from kvquilt.writers.notebook import Notebook
 from kvquilt.writers.recipe import Recipe
-from kvquilt.writers.recipes import Ingredients, recipe
+from kvquilt.writers.recipes import Ingredients, check_recipe, recipe
 from kvquilt.writers.together import compile_together
 from kvquilt.writers.trained import TRAINED, Trained
 from kvquilt.writers.writer import Writer
 
+_GIVE = "give its folder with --writer PATH or Engine.load(..., writer=PATH)"
 _REPEAT = "\nRepeat the text above, word for word:\n"
 
 
@@ -52,10 +54,35 @@ class Reader:
     trained: Mapping[str, Trained | LinkTokens] = field(default_factory=dict)
     _notebooks: dict[str, Notebook] = field(default_factory=dict, repr=False, compare=False)
 
-    def layout(self, side: frozenset[str] = frozenset()) -> Layout:
-        """What a stored segment must look like to be usable by this model, with the side data that is needed."""
+    @property
+    def auto_order(self) -> tuple[str, ...]:
+        """What `auto` tries, first to last: methods of the trained writers, then those that need none."""
+        return (*(method_of(name, writer) for name, writer in self.trained.items()), *AUTO_ORDER)
+
+    @property
+    def identities(self) -> frozenset[str]:
+        """What a measurement of a trained writer's method holds for: name and digest, of all that are loaded."""
+        return frozenset(f"{name} {content_of(writer)}" for name, writer in self.trained.items())
+
+    def identity(self, method: Method) -> str:
+        """That of the trained writer of the method's documents; "" where there is none."""
+        writer = self.trained.get(method.writer)
+        return "" if writer is None else f"{method.writer} {content_of(writer)}"
+
+    def called(self, name: str) -> str:
+        """The trained writer of that name as a ledger has it; "" where there is none."""
+        if (writer := self.trained.get(name)) is None:
+            return ""
+        return f"{writer.kind} {content_of(writer)[:12]}" + (f" ({name})" if name != writer.kind else "")
+
+    def layout(self, side: frozenset[str] = frozenset(), layers: int | None = None) -> Layout:
+        """What a stored segment must look like to be usable by this model, with the side data that is needed.
+
+        Args:
+            layers: as many, if not as many as the model has.
+        """
         c = self.model.capability
-        return Layout(self.model.dtype, c.layers, c.kv_heads, c.key_dim, c.value_dim, side)
+        return Layout(self.model.dtype, layers or c.layers, c.kv_heads, c.key_dim, c.value_dim, side)
 
     def key(self, ids: tuple[int, ...], tenant: str | None, writer: Writer | None = None) -> SegmentKey:
         return segment_key(self.model.fingerprint.digest, (writer or self.writer).digest, tenant, ids)
@@ -67,8 +94,9 @@ class Reader:
         if (found := self.trained.get(name)) is not None:
             return Constant(name, found.inner if isinstance(found, LinkTokens) else found)
         if name in TRAINED:
-            known = ", ".join(sorted(self.trained)) or "none"
-            raise InputError("writer", f"no trained writer of that name is loaded; there is {known}", name)
+            rule = f"no trained writer of that name is loaded; there is {', '.join(self.trained) or 'none'}: {_GIVE}"
+            raise InputError("writer", rule, name)
+        check_recipe(name, self.trained)
         repeat = encoder(self.model.tokenizer).encode(_REPEAT)
         shared = self.writer.encoded_behind or self.preamble
         return recipe(name, Ingredients(shared, self.model.capability.max_length, repeat))
@@ -157,6 +185,8 @@ class Reader:
         """
         first = cache.filled
         known = max(first, cache.next_position)  # tokens so far: more than slots where some were dropped
+        # soft rows are slots and no tokens, what cross layers see is tokens and no slots
+        kept = first - ledger.soft_rows + (0 if cache.parts.cross is None else cache.parts.cross.tokens)
         counter = RowCounter()
         try:
             cache = self.model.pool.grow(cache, first + len(new) + room)
@@ -167,9 +197,9 @@ class Reader:
             raise
         ledger.forward_tokens["read"] += counter.rows
         ledger.token_layers += counter.token_layers
-        ledger.tokens[Provenance.EXACT if split(method)[0] == "full" else Provenance.REUSED] += first
+        ledger.tokens[Provenance.EXACT if split(method)[0] == "full" else Provenance.REUSED] += kept
         ledger.tokens[Provenance.ABSENT] += known - first
         ledger.tokens[Provenance.INLINE] += len(new)
         ledger.flops += counted_flops(self.model, counter)
-        ledger.flops_full += full_flops(self.model, known + len(new))
+        ledger.flops_full += full_flops(self.model, kept + known - first + len(new))
         return logits, cache

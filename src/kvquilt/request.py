@@ -20,9 +20,11 @@ from kvquilt.repair.presets import Method
 from kvquilt.repair.scene import Scene
 from kvquilt.repair.selector import Choice
 from kvquilt.store import Held
+from kvquilt.writers.encoder import depth, looking, unplaced
 from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.link_tokens import LinkTokens
 from kvquilt.writers.recipe import Chosen, Recipe
+from kvquilt.writers.trained import Trained
 
 if TYPE_CHECKING:
     from kvquilt.reading import Reader
@@ -69,9 +71,14 @@ class Request:
             links.check(self.reader.model)
             self.placement, self.parts = links.linked(self.placement, self.method.order), links.parts()
         self.writers = dict(zip(self.placement.documents(), chosen, strict=True))
+        if self.method.reuses:
+            self.placement = unplaced(self.placement, {i: c.writer for i, c in self.writers.items()}, self.method)
         around = {i: each.writer.around for i, each in self.writers.items() if any(each.writer.around)}
         if around and self.method.reuses:
             self.placement = self.placement.wrapped(around)
+            trained = next((each.writer for each in chosen if isinstance(each.writer, Trained)), None)
+            if trained is not None:  # where a wrapped document ends the prompt, its last soft rows are computed
+                self.parts = Parts(soft=trained.parts.soft)
         self._place(replace(self.placement, shared=True) if self.scored else self.placement, RowCounter(), 0)
 
     def _place(self, placement: Placement, counter: RowCounter, besides: int) -> None:
@@ -88,7 +95,7 @@ class Request:
         if correction is not None and correction.alters_exact:
             self.exact = set()
         spared = self.exact if self.method.reuses and not self.scored else set()
-        spendable = [i for i in placement.documents() if i not in spared]
+        spendable = [i for i in placement.documents() if i not in spared and placement.runs[i].placed]
         tail = range(max(0, placement.tokens - self.logits), placement.tokens)
         inline = [placement.span(i) for i, run in enumerate(placement.runs) if run.document is None]
         self.scene = Scene(
@@ -131,6 +138,7 @@ class Request:
             with ledger.stage("choose"):
                 choice, chosen = self._choose(allowed)
         covered = set() if choice is None or chosen is None else self._covered(choice, chosen)
+        ledger.writer = self.reader.called(method.writer) if self.writers and method.reuses else ""
         self._fetch(covered, ledger, self.placement.tokens + room)
         if choice is None or chosen is None:
             with ledger.stage("probe"):
@@ -161,7 +169,7 @@ class Request:
         Outcome(method, self.placement, self.exact, self.held, computed, choice.drop_rest).enter(ledger)
         compiled = 2.0 * model.layer_weights * ledger.forward_tokens["compile"]
         ledger.flops += counted_flops(model, scene.counter, scene.besides) + compiled
-        ledger.flops_full += full_flops(model, self.placement.tokens)
+        ledger.flops_full += full_flops(model, sum(len(run.ids) for run in self.placement.runs))
         if method.reuses and covered and covered == set(self.placement.documents()):
             ledger.fall_back("nothing_reused", "every document of this prompt was computed; there was nothing to reuse")
         return out
@@ -200,20 +208,22 @@ class Request:
         segments = [placement.runs[i].ids for i in standing]
         writers = [self.writers[i].writer if i in self.writers else OPENING for i in standing]
         keys = [reader.key(s, self.tenant, w) for s, w in zip(segments, writers, strict=True)]
-        rows = [placement.runs[i].rows for i in standing]
+        rows = [placement.runs[i].rows or placement.runs[i].ids for i in standing]
         noted = reader.noting(self.recipe, self.tenant)
         with ledger.stage("lookup"):
             fetching = reader.store.fetch(
                 list(zip(keys, rows, strict=True)),
                 reader.compiler(segments, ledger, writers, lambda w, segment: w is OPENING or noted(w, segment)),
-                layout=[reader.layout(w.side) for w in writers],
+                layout=[reader.layout(w.side, depth(w)) for w in writers],
             )
             with fetching as held:
                 self.held = dict(zip(standing, held, strict=True))
-                placed = {i: h.segment for i, h in self.held.items() if h.segment is not None}
+                found = {i: h.segment for i, h in self.held.items() if h.segment is not None}
+                placed = {i: segment for i, segment in found.items() if placement.runs[i].placed}
                 with ledger.stage("place"):
                     self.scene.cache = assemble(reader.model, placement, placed, capacity)
-                    self.scene.cache.parts = self.parts
+                    beside = [(self.writers[i].writer, s) for i, s in found.items() if i not in placed]
+                    self.scene.cache.parts = looking(reader.model, beside, self.parts)
                 self.scene.segments = placed
         for i in wanted:
             document, reason = placement.runs[i].document, self.writers[i].reason
@@ -239,6 +249,7 @@ class Request:
         self._place(replace(before.reordered(order), shared=False), scene.counter, scene.besides)
         placed = {i: h.segment for i, h in held.items() if h.segment is not None}
         self.scene.cache = assemble(self.reader.model, self.placement, placed, capacity)
+        self.scene.cache.parts = self.parts
         self.held, self.scene.segments = held, placed
 
     def _repair(self, choice: Choice, chosen: torch.Tensor, room: int, ledger: Ledger) -> tuple[torch.Tensor, int]:

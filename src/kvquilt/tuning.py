@@ -20,7 +20,7 @@ from kvquilt.errors import InputError
 from kvquilt.fidelity import Spoken, compare, truth
 from kvquilt.gate_report import LEAST_PROMPTS
 from kvquilt.gate_samples import fit_documents
-from kvquilt.identity import namespace
+from kvquilt.identity import digest_fields, namespace
 from kvquilt.placement import place_runs
 from kvquilt.prompt import Document
 from kvquilt.repair.presets import Method, find_method
@@ -167,8 +167,11 @@ def stored_tuning(engine: Engine, tenant: str | None) -> TuneReport | None:
 
 
 def note_name(engine: Engine) -> str:
-    """Name of the stored report: another model, table, dtype or writer is another choice."""
-    return f"tuned1-{engine.model.fingerprint.digest[:40]}-{engine.writer.digest[:24]}"
+    """Name of the stored report: another model, table, dtype, writer or set of trained writers is another choice."""
+    name = f"tuned1-{engine.model.fingerprint.digest[:40]}-{engine.writer.digest[:24]}"
+    if not (loaded := sorted(engine.reader.identities)):
+        return name
+    return f"{name}-{digest_fields('kvquilt 2026-11 loaded writers v1', [('writers', ' '.join(loaded))])[:24]}"
 
 
 def _measure(

@@ -26,6 +26,7 @@ from kvquilt.store import Store
 from kvquilt.writers.isolated import Isolated
 from tests.models import tiny
 from tests.oracle import close, full_prefill, runs_of, stock
+from tests.writers.trained import random_writers
 
 SELECTORS = {name: m.selector for name, m in METHODS.items()}
 every = pytest.mark.parametrize("name", SELECTORS)
@@ -48,7 +49,8 @@ def placed(shape: list[tuple[str, int]], method: Method, pick: int = 0) -> Place
 
 
 def reader_of(family: str = "llama") -> Reader:
-    return Reader(tiny(family), Store.open(None, 1 << 28), Isolated(), (), helper=tiny(family, 1))
+    model, store = tiny(family), Store.open(None, 1 << 28)
+    return Reader(model, store, Isolated(), (), helper=tiny(family, 1), trained=random_writers(model))
 
 
 def read(

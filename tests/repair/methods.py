@@ -24,12 +24,14 @@ from kvquilt.store import Store
 from kvquilt.writers.isolated import Isolated
 from tests.models import build, tiny
 from tests.tokenizers import chatml_tokenizer
+from tests.writers.trained import random_writers
 
 REUSING = [name for name, method in METHODS.items() if method.reuses]
 
 
 def reader_of(family: str = "llama", preamble: Sequence[int] = ()) -> Reader:
-    return Reader(tiny(family), Store.open(None, 1 << 28), Isolated(tuple(preamble)), tuple(preamble), helper=small())
+    model, store, opening = tiny(family), Store.open(None, 1 << 28), tuple(preamble)
+    return Reader(model, store, Isolated(opening), opening, helper=small(), trained=random_writers(model))
 
 
 @functools.cache
@@ -43,6 +45,13 @@ def ordered(runs: Sequence[Run], method: Method) -> Placement:
     """The runs in the method's order; its retriever ranks the documents from the first to the last."""
     documents = sum(run.document is not None for run in runs)
     return place_runs(runs, method.order, range(documents) if method.needs_ranking else (), method.moved)
+
+
+def wrapped(reader: Reader, placement: Placement, method: Method) -> Placement:
+    """With the soft rows that the method's writer puts around documents."""
+    if not method.reuses or method.writer not in reader.trained:
+        return placement
+    return placement.wrapped(dict.fromkeys(placement.documents(), reader.trained[method.writer].around))
 
 
 def read(reader: Reader, placement: Placement, method: Method, logits: int = 1) -> tuple[torch.Tensor, Ledger]:

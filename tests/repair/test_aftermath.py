@@ -30,7 +30,7 @@ def written(name: str) -> str:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    made = make_engine(directory=tmp_path, helper=small())
+    made = make_engine(directory=tmp_path, helper=small(), trained=True)
     yield made
     made.close()
     assert tiny().pool.lent == 0
@@ -140,7 +140,7 @@ def followed(engine: Engine, docs: list[Document], method: str, questions: list[
     answer = engine.ask(QUESTION, docs, method=method, max_new_tokens=3)
     model, out, tokens = engine.model, list[int](), answer.ledger.tokens
     cache = answer.take_cache()
-    held = sum(tokens.values()) - tokens[Provenance.ABSENT]  # slots of the prompt
+    held = sum(tokens.values()) - tokens[Provenance.ABSENT] + answer.ledger.soft_rows  # slots of the prompt
     pending = [*answer.token_ids[cache.filled - held :]]
     try:
         for question in questions:

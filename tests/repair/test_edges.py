@@ -16,7 +16,7 @@ from kvquilt.model.rows import current_plan
 from kvquilt.repair.presets import METHODS
 from tests.engines import QUESTION, documents, make_engine
 from tests.oracle import close, full_prefill, pure_reuse, runs_of, stock
-from tests.repair.methods import least, ordered, read, reader_of, refused, rows_passing, small, within
+from tests.repair.methods import least, ordered, read, reader_of, refused, rows_passing, small, within, wrapped
 
 methods = pytest.mark.parametrize("name", METHODS)
 shapes = st.sampled_from(["A", "iA", "AB", "iAiB", "AA", "iABA", "i", "ii", "BiA", "ABi"])
@@ -30,8 +30,9 @@ def test_prompts_that_end_with_a_document_or_have_none(name: str, shape: str, lo
     reader, method = reader_of(), METHODS[name]
     placement = ordered(runs_of(shape, [13 + n for n in range(len(shape))]), method)
     logits = min(logits, placement.tokens)
-    inline = {s for i, run in enumerate(placement.runs) if run.document is None for s in placement.span(i)}
-    inline |= {*range(placement.tokens - logits, placement.tokens)}
+    placed = wrapped(reader, placement, method)
+    inline = {s for i, run in enumerate(placed.runs) if run.document is None for s in placed.span(i)}
+    inline |= {*range(placed.tokens - logits, placed.tokens)}
     chosen = within(method, token_layers=budget) if method.reuses else method
     try:
         read(reader, placement, chosen, logits)
@@ -68,7 +69,7 @@ def test_without_a_token_layer_a_method_that_needs_no_probe_is_pure_reuse(name: 
 def test_methods_side_by_side_in_threads_answer_as_one_after_the_other() -> None:
     """Plans and hooks of one request never reach another that waits for the model."""
     names = [f"{n}:70%" if METHODS[n].budget is not None else n for n in METHODS]
-    with make_engine(helper=small(), conversations=0) as engine:
+    with make_engine(helper=small(), conversations=0, trained=True) as engine:
         docs = documents(3, 60)
         for _ in range(2):
             alone = {n: engine.ask(QUESTION, docs, method=n, max_new_tokens=3).token_ids for n in names}

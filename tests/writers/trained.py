@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from kvquilt.model.language_model import LanguageModel
@@ -42,3 +44,9 @@ def random_writer(
 ) -> Trained:
     named = random_parts(model, *SHAPES[kind], seed)
     return make_writer(kind, model.fingerprint, named, alpha, prefix, model.name)
+
+
+@functools.cache
+def random_writers(model: LanguageModel) -> dict[str, Trained]:
+    """One of each kind, by kind; shared by tests, which must not change it."""
+    return {kind: random_writer(model, kind) for kind in SHAPES}

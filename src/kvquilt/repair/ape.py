@@ -51,7 +51,7 @@ class Tempered:
         if not documents:
             return view
         marked = torch.zeros(tokens, dtype=torch.bool)
-        for span in map(scene.placement.span, documents):
+        for span in map(scene.placement.extent, documents):
             marked[span.start : span.stop] = True
         positions, shift = (torch.arange(tokens), 0) if view is None else (view.positions, view.shift)
         return SlotView(positions, shift, marked, self.temperature, self.scale)

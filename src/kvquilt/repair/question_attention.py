@@ -8,7 +8,7 @@ import torch
 
 from kvquilt.errors import InputError
 from kvquilt.repair.attention_scores import Received
-from kvquilt.repair.scene import Scene
+from kvquilt.repair.scene import Scene, joined
 from kvquilt.repair.selector import Choice, Granularity, Probe
 
 _SCOPES = ("documents", "documents+question", "all")
@@ -100,7 +100,7 @@ class QuestionAttention:
         if self.context_share == 1:
             return None
         seen = torch.ones(scene.placement.tokens, dtype=torch.bool)
-        seen[scene.slots] = False
+        seen[joined([scene.placement.extent(i) for i in scene.spendable])] = False
         seen[scene.inline_slots] = True
         if self.context_share == 0:
             return seen

@@ -47,7 +47,7 @@ class StoredAttention:
             share = ChunkScores.of(segment.side, segment.tokens).share(self.alpha, earlier)
             outside = segment.side["outside"]
             best = outside.argsort(descending=True, stable=True)[: math.ceil(share * segment.tokens)]
-            slots.append(placement.starts[i] + best)
+            slots.append(placement.span(i).start + best)
             scores.append(outside[best])
         rows, weights = torch.cat(slots), torch.cat(scores)
         order = rows.argsort()  # by slot first, so that equals keep that order

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kvquilt.errors import InputError, nearest
@@ -16,6 +17,7 @@ from kvquilt.writers.residual import Residual
 from kvquilt.writers.trained import TRAINED
 
 RESIDUAL = "residual-"  # and the layer
+_NAME = re.compile(r"[A-Za-z][\w.-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,27 @@ RECIPES: dict[str, Callable[[Ingredients], Recipe]] = {
 }
 
 
-def check_recipe(name: str) -> None:
-    """Raise `InputError` for a name that no recipe has, with the nearest."""
-    if name not in RECIPES and name not in TRAINED and not name.removeprefix(RESIDUAL).isdecimal():
-        raise InputError("writer", f"unknown{nearest(name, [*RECIPES, *TRAINED, RESIDUAL + '1'])}", name)
+def check_recipe(name: str, loaded: Iterable[str] | None = None) -> None:
+    """Raise `InputError` for a name that no recipe has, with the nearest.
+
+    Args:
+        loaded: names of the trained writers at hand; None where they are not known yet, so that any name may be one.
+    """
+    if _built_in(name) or name in TRAINED or (_NAME.fullmatch(name) if loaded is None else name in loaded):
+        return
+    raise InputError("writer", f"unknown{nearest(name, [*RECIPES, *TRAINED, RESIDUAL + '1', *(loaded or ())])}", name)
+
+
+def check_free(name: str) -> None:
+    """Raise `InputError` unless a trained writer can be called so."""
+    if not _NAME.fullmatch(name):
+        raise InputError("writer", "a name is a letter, then letters, digits, and . _ -", name)
+    if _built_in(name):
+        raise InputError("writer", "is the name of a recipe; give the writer another", name)
+
+
+def _built_in(name: str) -> bool:
+    return name in RECIPES or name.removeprefix(RESIDUAL).isdecimal()
 
 
 def recipe(name: str, given: Ingredients) -> Recipe:
@@ -54,7 +73,7 @@ def recipe(name: str, given: Ingredients) -> Recipe:
     Raises:
         InputError: no such recipe.
     """
-    check_recipe(name)
+    check_recipe(name, ())
     if name in RECIPES:
         return RECIPES[name](given)
     return Constant(name, Isolated(given.shared, (Residual(int(name.removeprefix(RESIDUAL))),)))
