@@ -21,12 +21,13 @@ from kvquilt.cli.common import (
     ModelFlag,
     Tenant,
     Threads,
+    WriterFlag,
     echo_json,
     settings_of,
     warn,
     width,
 )
-from kvquilt.cli.work import check_helper, check_path, open_engine, passages_in
+from kvquilt.cli.work import check_helper, check_path, check_writers, open_engine, passages_in
 from kvquilt.errors import InputError
 from kvquilt.ledger import FallbackReason, Ledger
 
@@ -46,6 +47,7 @@ def ask(
     explain: Annotated[bool, typer.Option("--explain", help="Show what was reused and spent, and why not.")] = False,
     model: ModelFlag = None,
     helper_model: HelperFlag = None,
+    writer: WriterFlag = None,
     tenant: Tenant = None,
     max_new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Longest answer in tokens.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.0,
@@ -74,7 +76,8 @@ def ask(
     asked = written_method(settings.method, budget, settings.budget)
     needs_verdict(asked, settings.policy)
     check_helper([asked], settings)
-    with open_engine(settings) as engine:
+    check_writers([asked], writer or ())
+    with open_engine(settings, writer or ()) as engine:
         from kvquilt.retrieval import top_k as best
 
         passages = best(question, passages_in(docs, settings, engine.model.tokenizer).documents, settings.top_k)

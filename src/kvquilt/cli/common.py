@@ -62,6 +62,12 @@ HelperFlag = Annotated[
     str | None,
     typer.Option("--helper-model", metavar="MODEL", help="A second, small model for methods that ask one."),
 ]
+WriterFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--writer", metavar="[NAME=]PATH", help="Folder of a trained writer, whose method auto tries first; repeatable."
+    ),
+]
 Tenant = Annotated[str | None, typer.Option(metavar="NAME", help="Whose segments; tenants never share.")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,13 +16,14 @@ from kvquilt.cli.common import (
     Json,
     Tenant,
     Threads,
+    WriterFlag,
     echo_json,
     echo_table,
     method_names,
     progress,
     settings_of,
 )
-from kvquilt.cli.work import check_helper, check_path, open_engine, passages_in
+from kvquilt.cli.work import check_helper, check_path, check_writers, open_engine, passages_in
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ def doctor(
     tenant: Tenant = None,
     passage_tokens: Annotated[int | None, typer.Option(metavar="N", help="Longest passage in tokens.")] = None,
     helper_model: HelperFlag = None,
+    writer: WriterFlag = None,
     dtype: Dtype = None,
     device: Device = None,
     threads: Threads = None,
@@ -50,7 +53,8 @@ def doctor(
     """Check that reuse is computed rightly on MODEL and how well each method keeps the answers of full prefill.
 
     The verdicts are stored beside earlier ones on other methods, and obeyed by `ask` with method or policy auto. Exit
-    code 6: a check failed, or none of the methods measured passed.
+    code 6: a check failed, or none of the methods measured passed. A verdict on a trained writer's method holds for
+    that very writer.
     """
     settings, _ = settings_of(
         context, model=model, tenant=tenant, passage_tokens=passage_tokens, helper_model=helper_model,
@@ -58,9 +62,12 @@ def doctor(
     )  # fmt: skip
     if docs is not None:
         check_path(docs)
-    named = _named(methods)
-    check_helper(named, settings)
-    with open_engine(settings) as engine:
+    given = _named(methods)
+    check_helper(given or (), settings)
+    check_writers(given or (), writer or ())
+    with open_engine(settings, writer or ()) as engine:
+        order = engine.reader.auto_order
+        named = order if given is None else given
         documents = None if docs is None else passages_in(docs, settings, engine.model.tokenizer).documents
         with progress("measuring") as advance:
             report = engine.doctor(
@@ -70,14 +77,19 @@ def doctor(
     if json_output:
         echo_json(report.as_dict())
     else:
-        show_report(report, tuned)
+        show_report(report, tuned, order)
     if not report.healthy or not any(verdict.passed for verdict in report.verdicts if verdict.method in named):
         raise typer.Exit(ExitCode.GATE)
 
 
-def show_report(report: DoctorReport, tuned: TuneReport | None) -> None:
-    """Checks and verdicts as two tables on stdout, and what `auto` makes of them, or of what `tune` found."""
+def show_report(report: DoctorReport, tuned: TuneReport | None, order: Sequence[str] = ()) -> None:
+    """Checks and verdicts as two tables on stdout, and what `auto` makes of them, or of what `tune` found.
+
+    Args:
+        order: what `auto` tries, where there are trained writers.
+    """
     from kvquilt.policy import resolve
+    from kvquilt.repair.presets import AUTO_ORDER
 
     mark = {True: "ok", False: "FAILED"}
     echo_table(
@@ -87,7 +99,7 @@ def show_report(report: DoctorReport, tuned: TuneReport | None) -> None:
     typer.echo()
     rows = [
         (
-            v.method,
+            v.method + (f" [{v.trained.split()[1][:12]}]" if v.trained else ""),
             mark[v.passed],
             f"{v.mean_kl:.3f}",
             f"{v.p95_kl:.3f}",
@@ -99,11 +111,11 @@ def show_report(report: DoctorReport, tuned: TuneReport | None) -> None:
         for v in report.verdicts
     ]
     echo_table(("method", "", "mean KL", "p95 KL", "top-1", "charged", "prompts", "why not"), rows)
-    chosen, fallback = resolve("auto", report, report.max_kl, report.min_top1)
+    chosen, fallback = resolve("auto", report, report.max_kl, report.min_top1, order or AUTO_ORDER)
     if tuned is not None and tuned.accepted and report.healthy:
         typer.echo(f"\n`auto` uses {tuned.chosen}, which `tune` chose for {tuned.target:g}: {tuned.summary}.")
-    elif fallback is None:
-        typer.echo(f"\n`auto` uses {chosen.name}.")
+    elif chosen.reuses:
+        typer.echo(f"\n`auto` uses {chosen.name}." if fallback is None else f"\n`auto`: {fallback.detail}.")
     else:
         typer.echo(
             "\nNothing that `auto` tries passes, so it uses full prefill. Ways out: name a method (--method "
@@ -112,11 +124,13 @@ def show_report(report: DoctorReport, tuned: TuneReport | None) -> None:
         )
 
 
-def _named(written: str | None) -> tuple[str, ...]:
+def _named(written: str | None) -> tuple[str, ...] | None:
     """The methods to measure; checked before a model is loaded for nothing."""
-    from kvquilt.repair.presets import AUTO_ORDER, find_method
+    from kvquilt.repair.presets import find_method
 
-    names = AUTO_ORDER if written is None else tuple(method_names(written))
+    if written is None:
+        return None
+    names = tuple(method_names(written))
     if not names:
         raise InputError("methods", "name at least one", written)
     for name in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,13 +44,36 @@ def check_helper(methods: Iterable[str], settings: Settings) -> None:
         raise no_helper()
 
 
+def check_writers(methods: Iterable[str], given: Sequence[str]) -> None:
+    """Raise `InputError` if one of these methods asks for a trained writer that cannot be among those given, or a
+    name or folder of them cannot be right, before a model is loaded."""
+    from kvquilt.repair.presets import find_method
+    from kvquilt.writers.loaded import split_name
+    from kvquilt.writers.recipes import check_free, check_recipe
+    from kvquilt.writers.trained import TRAINED
+
+    pairs = [split_name(each) for each in given]
+    names = [name for name, _ in pairs if name]
+    for name, path in pairs:
+        if name:
+            check_free(name)
+        if not Path(str(path)).expanduser().is_dir():
+            raise InputError("writer", "no such folder", str(path))
+    for asked in methods:
+        if asked == "auto" or not (recipe := find_method(asked).writer):
+            continue
+        check_recipe(recipe, names)
+        if recipe in TRAINED and len(names) == len(pairs) and recipe not in names:
+            raise InputError("writer", f"{asked} needs a trained writer of that kind: give its folder, --writer PATH")
+
+
 @contextmanager
-def open_engine(settings: Settings) -> Iterator[Engine]:
-    """The engine of these settings; closed at the end."""
+def open_engine(settings: Settings, writers: Sequence[str] = ()) -> Iterator[Engine]:
+    """The engine of these settings with trained writers; closed at the end."""
     quiet_libraries()
     from kvquilt.engine import Engine
 
-    with Engine.load(settings=settings) as engine:
+    with Engine.load(settings=settings, writer=writers) as engine:
         yield engine
 
 
