@@ -4,8 +4,8 @@ One set of five biographies with 1, 4 and 8 questions, without checkpointing: th
 both backwards. Beside them what the teacher takes to answer, which is kept and so paid once per run, and the products'
 operations. Arms take turns; medians are reported. The student's answers are drawn.
 
-Stages are in processor seconds, summed over threads: other processes change them little, while the wall's seconds, given
-for the whole step, are anybody's.
+Stages are in processor seconds, summed over threads, which other processes change little. The wall's seconds are given
+for the whole step: on a busy machine they say nothing.
 
     python benchmarks/training_speed.py --model PATH --json OUT.json [--questions 1 4 8] [--rounds 2] [--no-teacher]
 """
