@@ -15,7 +15,7 @@ from kvquilt.passages import read_passages
 from kvquilt.prompt import Document
 from kvquilt.template import PromptTemplate
 from kvquilt.training import asking
-from kvquilt.training.asking import Asker, one_question, stand_in
+from kvquilt.training.asking import Asker, is_about, one_question, stand_in
 from kvquilt.training.data import Data, Sets, asked_data, divided, drawn, split_exercises
 from kvquilt.training.exercise import Exercise
 from kvquilt.training.jsonl import read_exercises
@@ -117,13 +117,14 @@ def test_what_does_not_fit_is_refused_before_a_question_is_made() -> None:
 
 def test_the_model_asks_once_and_the_same_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [Document(f"The cat {n} likes box {n}.", id=str(n)) for n in range(3)]
-    texts = iter(["What is 1?", "no question", "What is 1?", "Why? Because.", "none", "none", "none", "none", "Who?"])
+    said = ["Which cat?", "no question", "Which cat?", "Why? Because.", "none", "What is the answer?", "none", "none"]
+    texts = iter([*said, "Who?"])
     real = asking.one_question
     monkeypatch.setattr(asking, "one_question", lambda text: real(next(texts, "")))
     file = tmp_path / "questions.jsonl"
     first = plain_asker(file=file)
     made = first.questions(documents)
-    assert made == [["What is 1?", "Why?"], [stand_in(documents[1])], ["Who?"]]
+    assert made == [["Which cat?", "Why?"], [stand_in(documents[1])], ["Who?"]]
     assert first.invented == 1
     monkeypatch.setattr(asking.Teacher, "targets", None)  # nobody is asked again
     second = plain_asker(file=file)
@@ -155,6 +156,14 @@ def test_other_settings_ask_anew_and_a_damaged_line_is_made_again(tmp_path: Path
 )
 def test_a_question_is_taken_from_an_answer(text: str, question: str) -> None:
     assert one_question(text) == question
+
+
+@pytest.mark.parametrize(
+    ("question", "about"),
+    [("Which box?", True), ("Who likes boxes?", True), ("What is the answer?", False), ("何ですか?", True)],
+)
+def test_a_question_shares_a_word_with_its_document(question: str, about: bool) -> None:
+    assert is_about(question, "The cat likes the box.") is about
 
 
 def lines(*rows: Any) -> Callable[[Path], Path]:

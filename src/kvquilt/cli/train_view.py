@@ -70,7 +70,7 @@ def _show(trainer: Trainer, as_json: bool) -> None:
     if place.before is not None and place.best is not None:
         typer.echo(
             f"held out  KL to full prefill {place.best:.4f} nats per answer token (step {place.best_step}); pure reuse "
-            f"{place.before['none']:.4f}, rounding alone {place.before['full']:.1e}"
+            f"{place.before['none']:.4f}, rounding alone {max(0.0, place.before['full']):.1e}"
         )
     typer.echo(f"writer    {trainer.folder}: use it with `--writer {trainer.folder}` in compile and ask")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,7 @@ ASKS = (
     "Write one short question that somebody would ask who has to use what the document describes.",
 )
 _TOKENS = 32  # of a question
+_QUESTION_WORDS = frozenset(["what", "when", "where", "which", "does"])
 
 
 @dataclass(eq=False, slots=True)
@@ -90,6 +92,12 @@ class Asker:
                 progress(n + 1, len(documents))
         if fresh:
             self._keep()
+        if self.invented:
+            log.warning(
+                "the model asked nothing of its own about %d of %d documents; they have a question by their first "
+                "words. A larger model, or questions of your own in a JSONL file, would teach more",
+                self.invented, len(documents),
+            )  # fmt: skip
         return out
 
     def _asked(self, document: Document) -> list[str]:
@@ -99,12 +107,12 @@ class Asker:
         found: dict[str, None] = {}
         for target in Teacher(_TOKENS, top=1).targets(self.model, asking):
             text = self.model.tokenizer.decode(list(target.answer), skip_special_tokens=True)
-            if made := one_question(text):
+            if (made := one_question(text)) and is_about(made, document.text):
                 found.setdefault(made)
         return list(found)
 
     def _digest(self, document: Document) -> str:
-        return digest_fields("kvquilt 2026-11 questions v1", [
+        return digest_fields("kvquilt 2026-11 questions v2", [
             ("model", self.model.fingerprint.digest), ("system", self.template.system), ("document", document.text),
             ("end", document.end), ("asks", "\n".join(ASKS)), ("count", str(self.count)), ("seed", str(self.seed)),
         ])  # fmt: skip
@@ -121,6 +129,13 @@ def one_question(text: str) -> str:
     made, mark, _ = text.strip().partition("?")
     made = made.removeprefix("Question:").strip().strip('"“*')
     return made + mark if mark and made and "\n" not in made else ""
+
+
+def is_about(question: str, text: str) -> bool:
+    """Whether they share a word; small models also ask about nothing. Told of Latin letters only, in words of four."""
+    asked, there = (set(re.findall(r"[a-zß-ÿ]{4,}", each.lower())) for each in (question, text))
+    asked -= _QUESTION_WORDS
+    return not asked or bool(asked & there)
 
 
 def stand_in(document: Document) -> str:
