@@ -22,7 +22,7 @@ from kvquilt.repair.operator import repair
 from kvquilt.repair.presets import METHODS, find_method
 from kvquilt.store import Store
 from kvquilt.writers.isolated import Isolated
-from kvquilt.writers.trained import TRAINED
+from kvquilt.writers.loaded import KINDS
 from tests.engines import AFFORDABLE, PLAIN, QUESTION, SETTINGS, at_rest, documents, make_engine, stored_bytes
 from tests.models import FAMILIES, build, tiny
 from tests.oracle import full_prefill, random_ids, stock
@@ -179,9 +179,10 @@ def test_the_same_prompt_three_times(family: str, method: str) -> None:
     else:
         spent = ledger.tokens[Provenance.RECOMPUTED]
         # asked as it was encoded, every document of cache-craft is exact
-        assert (spent > 0) == (method not in ("none", "ape", "cache-craft", *TRAINED))
+        assert (spent > 0) == (method not in ("none", "ape", "cache-craft", *KINDS))
         if method.partition(":")[0] in PLAIN:
-            assert ledger.forward_tokens["read"] == inline + spent
+            links = ledger.soft_rows if method == "link-tokens" else 0  # of all soft rows, only links are computed
+            assert ledger.forward_tokens["read"] == inline + links + spent
             assert ledger.forward_tokens["probe"] == 0
         assert ledger.tokens[Provenance.INLINE] == inline
     assert second.ledger.forward_tokens == ledger.forward_tokens
@@ -365,7 +366,7 @@ def test_any_shape_of_prompt_is_answered(alone: Engine, method: str, shape: str)
     assert [d.start for d in ledger.documents] == sorted(d.start for d in ledger.documents)
     exact = find_method(method).correction is None or not find_method(method).correction.alters_exact
     assert len(ledger.documents) == sum(kind in docs for kind in shape)
-    exact = exact and method not in TRAINED
+    exact = exact and method not in KINDS
     if method == "full" or shape == "i" or (exact and shape in ("Ai", "A")):
         assert list(answer.token_ids) == greedy("llama", ids, 3)
     if shape == "i":

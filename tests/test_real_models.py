@@ -23,7 +23,7 @@ from kvquilt.placement import place_runs
 from kvquilt.repair.operator import repair
 from kvquilt.repair.presets import METHODS
 from kvquilt.repair.selector import Probe
-from kvquilt.writers.trained import TRAINED
+from kvquilt.writers.loaded import KINDS
 from tests.engines import AFFORDABLE, PLAIN, QUESTION, at_rest, documents, make_engine, stored_bytes
 from tests.oracle import close, full_prefill
 
@@ -69,7 +69,7 @@ def test_answers_are_repeatable_accounted_for_and_leave_the_store_alone(engine: 
     methods = {
         name: written
         for name, written in AFFORDABLE.items()
-        if METHODS[name].selector.probe is not Probe.HELPER and METHODS[name].writer not in TRAINED
+        if METHODS[name].selector.probe is not Probe.HELPER and METHODS[name].writer not in KINDS
     }
     answers = {name: engine.ask(QUESTION, docs, method=methods[name], max_new_tokens=6) for name in methods}
     before = stored_bytes(engine)

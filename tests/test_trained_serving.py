@@ -28,8 +28,8 @@ from kvquilt.reading import Reader
 from kvquilt.repair.operator import assemble, repair
 from kvquilt.repair.presets import AUTO_ORDER, METHODS, find_method
 from kvquilt.tuning import note_name as tuning_name
+from kvquilt.writers.loaded import KINDS as WRITERS
 from kvquilt.writers.loaded import load_all, split_name
-from kvquilt.writers.trained import TRAINED
 from tests.engines import QUESTION, SETTINGS, at_rest, documents, make_engine, stored_bytes
 from tests.models import tiny
 from tests.oracle import close, full_prefill, runs_of, stock
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("nan_slots")
 
 KINDS = ("kv-packet", "sempic", "joint")
 # they need statistics or a digest that only their own recipes note
-OWN = ("cache-craft", "qcfuse", *TRAINED)
+OWN = ("cache-craft", "qcfuse", *WRITERS)
 # options with which a ranking holds every row
 WHOLE = {"retrieved-document": "documents=3", "epic": "k=40", "droidspeak": "last=3"}
 SELECTING = [n for n, m in METHODS.items() if m.reuses and n not in OWN]

@@ -9,6 +9,7 @@ import torch
 
 from kvquilt.ledger import DocumentUse, Ledger, Provenance
 from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.parts import SOFT
 from kvquilt.placement import Order, Placement
 from kvquilt.repair.presets import Method
 from kvquilt.store import Held, MissReason
@@ -39,6 +40,9 @@ class Outcome:
         positions = self.placement.positions
         ledger.soft_rows += sum(len(run.header) + len(run.trailer) for run in self.placement.runs)
         for i, run in enumerate(self.placement.runs):
+            if run.document is None and run.ids[0] >= SOFT:  # links: computed, and no tokens of the prompt
+                ledger.soft_rows += len(run.ids)
+                continue
             span, found = self.placement.span(i), self.held.get(i)
             again = int(ran[span.start : span.stop].sum())
             if run.document is None and found is None:

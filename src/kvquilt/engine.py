@@ -36,8 +36,7 @@ from kvquilt.tuning import tune
 from kvquilt.tuning_report import TuneReport
 from kvquilt.tuning_samples import Question
 from kvquilt.writers.isolated import Isolated
-from kvquilt.writers.loaded import Given, load_all, load_one, method_of
-from kvquilt.writers.trained import Trained
+from kvquilt.writers.loaded import Given, Usable, load_all, load_one, method_of
 
 log = logging.getLogger(__name__)
 SYSTEM = "Answer the question with the help of the documents. Be brief."
@@ -65,7 +64,7 @@ class Engine:
         system: str = SYSTEM,
         conversations: int = 1,
         helper: LanguageModel | None = None,
-        writers: Mapping[str, Trained] = MappingProxyType({}),
+        writers: Mapping[str, Usable] = MappingProxyType({}),
     ) -> None:
         self.model, self.store = model, store
         self.settings = settings or Settings.resolve()[0]

@@ -10,8 +10,7 @@ from kvquilt.config import Settings
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.load import load_model
 from kvquilt.store import Store
-from kvquilt.writers.loaded import Given, load_all
-from kvquilt.writers.trained import Trained
+from kvquilt.writers.loaded import Given, Usable, load_all
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -20,7 +19,7 @@ class Opened:
 
     model: LanguageModel
     helper: LanguageModel | None
-    writers: Mapping[str, Trained]
+    writers: Mapping[str, Usable]
     store: Store
 
 

@@ -23,12 +23,11 @@ from kvquilt.store import Layout, Store
 from kvquilt.tokens import encoder
 from kvquilt.writers.constant import Constant
 from kvquilt.writers.link_tokens import LinkTokens
-from kvquilt.writers.loaded import content_of, method_of
+from kvquilt.writers.loaded import KINDS, Usable, content_of, method_of
 from kvquilt.writers.notebook import Notebook
 from kvquilt.writers.recipe import Recipe
 from kvquilt.writers.recipes import Ingredients, check_recipe, recipe
 from kvquilt.writers.together import compile_together
-from kvquilt.writers.trained import TRAINED, Trained
 from kvquilt.writers.writer import Writer
 
 _GIVE = "give its folder with --writer PATH or Engine.load(..., writer=PATH)"
@@ -51,7 +50,7 @@ class Reader:
     writer: Writer
     preamble: tuple[int, ...]
     helper: LanguageModel | None = None
-    trained: Mapping[str, Trained | LinkTokens] = field(default_factory=dict)
+    trained: Mapping[str, Usable] = field(default_factory=dict)
     _notebooks: dict[str, Notebook] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -93,7 +92,7 @@ class Reader:
             return Constant("the engine's own", self.writer)
         if (found := self.trained.get(name)) is not None:
             return Constant(name, found.inner if isinstance(found, LinkTokens) else found)
-        if name in TRAINED:
+        if name in KINDS:
             rule = f"no trained writer of that name is loaded; there is {', '.join(self.trained) or 'none'}: {_GIVE}"
             raise InputError("writer", rule, name)
         check_recipe(name, self.trained)

@@ -12,7 +12,7 @@ from kvquilt.accounting import Outcome, counted_flops, full_flops
 from kvquilt.errors import InputError
 from kvquilt.ledger import Ledger, Spending
 from kvquilt.model.language_model import RowCounter
-from kvquilt.model.parts import PLAIN, Parts
+from kvquilt.model.parts import PLAIN, SOFT, Parts
 from kvquilt.placement import Order, Placement
 from kvquilt.repair.operator import assemble, compact, repair
 from kvquilt.repair.plan import cut, row_plan
@@ -169,7 +169,7 @@ class Request:
         Outcome(method, self.placement, self.exact, self.held, computed, choice.drop_rest).enter(ledger)
         compiled = 2.0 * model.layer_weights * ledger.forward_tokens["compile"]
         ledger.flops += counted_flops(model, scene.counter, scene.besides) + compiled
-        ledger.flops_full += full_flops(model, sum(len(run.ids) for run in self.placement.runs))
+        ledger.flops_full += full_flops(model, sum(i < SOFT for i in self.placement.ids))
         if method.reuses and covered and covered == set(self.placement.documents()):
             ledger.fall_back("nothing_reused", "every document of this prompt was computed; there was nothing to reuse")
         return out

@@ -22,6 +22,7 @@ from kvquilt.repair.budget import Budget
 from kvquilt.repair.presets import METHODS, Method
 from kvquilt.store import Store
 from kvquilt.writers.isolated import Isolated
+from kvquilt.writers.link_tokens import LinkTokens
 from tests.models import build, tiny
 from tests.tokenizers import chatml_tokenizer
 from tests.writers.trained import random_writers
@@ -48,10 +49,13 @@ def ordered(runs: Sequence[Run], method: Method) -> Placement:
 
 
 def wrapped(reader: Reader, placement: Placement, method: Method) -> Placement:
-    """With the soft rows that the method's writer puts around documents."""
+    """With the soft rows that the method's writer puts around documents or behind them."""
     if not method.reuses or method.writer not in reader.trained:
         return placement
-    return placement.wrapped(dict.fromkeys(placement.documents(), reader.trained[method.writer].around))
+    writer = reader.trained[method.writer]
+    if isinstance(writer, LinkTokens):
+        return writer.linked(placement, method.order)
+    return placement.wrapped(dict.fromkeys(placement.documents(), writer.around))
 
 
 def read(reader: Reader, placement: Placement, method: Method, logits: int = 1) -> tuple[torch.Tensor, Ledger]:

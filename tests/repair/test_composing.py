@@ -51,7 +51,8 @@ def test_rows_that_become_fewer_are_not_reshaped() -> None:
     assert reader.model.pool.lent == lent
 
 
-@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if m.order is Order.GIVEN])
+# link tokens refuse it: they stand between documents, which then cannot share positions
+@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if m.order is Order.GIVEN and n != "link-tokens"])
 def test_an_order_found_by_density_ends_with_every_token_at_its_own_position(name: str) -> None:
     """Whatever the selector looks at: the frames in which documents were scored are no prompt to answer from."""
     placement, reader = place_runs(runs_of("iABCi", (3, 20, 17, 12, 4))), reader_of()

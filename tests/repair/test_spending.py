@@ -13,7 +13,19 @@ from kvquilt.placement import Placement
 from kvquilt.reading import Reader
 from kvquilt.repair.presets import METHODS, Method
 from tests.oracle import close, full_prefill, runs_of, stock
-from tests.repair.methods import REUSING, Passed, least, ordered, read, reader_of, refused, roomy, rows_passing, within
+from tests.repair.methods import (
+    REUSING,
+    Passed,
+    least,
+    ordered,
+    read,
+    reader_of,
+    refused,
+    roomy,
+    rows_passing,
+    within,
+    wrapped,
+)  # fmt: skip
 
 RUNS = runs_of("iABCDi", (7, 40, 31, 24, 37, 5))
 OPENING = RUNS[0].ids
@@ -56,7 +68,7 @@ def test_no_budget_is_ever_exceeded_and_the_ledger_says_what_hooks_saw(
         out, ledger, ours, helpers = counted(reader, placement, method)
         spent = ledger.spending
         assert spent is not None
-        beyond = ours.charge - unavoidable(placement, preamble)
+        beyond = ours.charge - unavoidable(wrapped(reader, placement, method), preamble)
         assert spent.charged == spent.probe + spent.repair
         assert spent.charged <= spent.allowed == int(share * spent.tokens * 3 + 1e-9)
         assert spent.tokens <= sum(len(run.ids) for run in RUNS if run.document is not None)
@@ -83,7 +95,7 @@ def test_the_least_possible_really_is_the_least(name: str, preamble: tuple[int, 
     _, ledger, ours, _ = counted(reader, placement, within(method, token_layers=enough))
     assert ledger.spending is not None
     assert ledger.spending.charged <= enough
-    assert ours.charge - unavoidable(placement, preamble) <= enough
+    assert ours.charge - unavoidable(wrapped(reader, placement, method), preamble) <= enough
     if enough:
         with pytest.raises(InputError, match=rf"the least possible is {enough}\b"):
             reader.check(placement, within(method, token_layers=enough - 1))

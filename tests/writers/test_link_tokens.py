@@ -126,11 +126,12 @@ def test_what_is_stored_is_the_isolated_writers() -> None:
     assert {row.key for row in store.ls()} == rows
 
 
-def test_links_are_counted_and_charged_as_inline_rows() -> None:
+def test_links_are_computed_shown_and_charged_to_nobody() -> None:
     plain, linked = (
         read(reader_of(links_of(each=4)), place_runs(RUNS), name)[1] for name in (find_method("none"), METHOD)
     )
-    assert linked.tokens[Provenance.INLINE] == plain.tokens[Provenance.INLINE] + 3 * 4
+    assert linked.tokens == plain.tokens
+    assert (plain.soft_rows, linked.soft_rows) == (0, 3 * 4)
     assert linked.forward_tokens["read"] == plain.forward_tokens["read"] + 3 * 4
     assert linked.spending is not None
     assert linked.spending.charged == 0
@@ -159,8 +160,9 @@ def test_methods_compose_with_links_and_never_choose_them() -> None:
     for method in ("epic:k=4", "prophetkv:60%", "cacheblend:80%", "samkv:50%"):
         logits, ledger, placement = read(reader_of(links_of()), place_runs(RUNS), with_links(method))
         assert far(logits, full) > 1e-3
-        assert ledger.tokens[Provenance.INLINE] == 5 + 3 + 9 + 3 * 3
-        assert sum(ledger.tokens.values()) == placement.tokens
+        assert ledger.tokens[Provenance.INLINE] == 5 + 3 + 9
+        assert ledger.soft_rows == 3 * 3
+        assert sum(ledger.tokens.values()) + ledger.soft_rows == placement.tokens
 
 
 def test_all_rows_computed_with_links_is_one_causal_forward_over_them() -> None:

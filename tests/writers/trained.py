@@ -9,6 +9,8 @@ import torch
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.training.components import TARGETS, linear_layers
 from kvquilt.writers.artefact import make_writer
+from kvquilt.writers.link_tokens import LinkTokens
+from kvquilt.writers.loaded import Usable
 from kvquilt.writers.trained import Trained
 
 PHI3 = ("qkv_proj", "o_proj")
@@ -46,7 +48,13 @@ def random_writer(
     return make_writer(kind, model.fingerprint, named, alpha, prefix, model.name)
 
 
+def random_links(model: LanguageModel, seed: int = 0) -> LinkTokens:
+    width = model.hf.config.hidden_size
+    drawn = torch.randn(1, 2, width, generator=torch.Generator().manual_seed(seed)) * 0.3
+    return LinkTokens.of(model.fingerprint, drawn, base_name=model.name)
+
+
 @functools.cache
-def random_writers(model: LanguageModel) -> dict[str, Trained]:
+def random_writers(model: LanguageModel) -> dict[str, Usable]:
     """One of each kind, by kind; shared by tests, which must not change it."""
-    return {kind: random_writer(model, kind) for kind in SHAPES}
+    return {**{kind: random_writer(model, kind) for kind in SHAPES}, "link-tokens": random_links(model)}

@@ -121,11 +121,15 @@ def train(
     )
     from kvquilt.training.sources import Source
 
-    start = None
+    start: Trained | None = None
     if begin_from is not None:
         from kvquilt.writers.artefact import load_writer
+        from kvquilt.writers.link_tokens import LinkTokens
 
-        start = load_writer(begin_from)
+        found = load_writer(begin_from)
+        if isinstance(found, LinkTokens):
+            raise InputError("from", "link tokens are no part of the writers that are trained here", str(begin_from))
+        start = found
     config = _config(
         _recipe(writer, published, start),
         {"rank": rank, "alpha": alpha, "header": header, "trailer": trailer,

@@ -48,9 +48,8 @@ def check_writers(methods: Iterable[str], given: Sequence[str]) -> None:
     """Raise `InputError` if one of these methods asks for a trained writer that cannot be among those given, or a
     name or folder of them cannot be right, before a model is loaded."""
     from kvquilt.repair.presets import find_method
-    from kvquilt.writers.loaded import split_name
+    from kvquilt.writers.loaded import KINDS, split_name
     from kvquilt.writers.recipes import check_free, check_recipe
-    from kvquilt.writers.trained import TRAINED
 
     pairs = [split_name(each) for each in given]
     names = [name for name, _ in pairs if name]
@@ -63,7 +62,7 @@ def check_writers(methods: Iterable[str], given: Sequence[str]) -> None:
         if asked == "auto" or not (recipe := find_method(asked).writer):
             continue
         check_recipe(recipe, names)
-        if recipe in TRAINED and len(names) == len(pairs) and recipe not in names:
+        if recipe in KINDS and len(names) == len(pairs) and recipe not in names:
             raise InputError("writer", f"{asked} needs a trained writer of that kind: give its folder, --writer PATH")
 
 

@@ -238,6 +238,14 @@ METHODS = {
             "is computed",
             writer="joint",
         ),
+        Method(
+            "link-tokens",
+            Order.GIVEN,
+            Nothing(),
+            "documents are encoded as without training; trained tokens behind each, which see all earlier ones, are "
+            "computed with the question",
+            writer="link-tokens",
+        ),
     )
 }
 AUTO_ORDER = ("retrieved-document", "none")  # what `auto` tries, first to last, before full prefill

@@ -22,6 +22,7 @@ from kvquilt.identity import Fingerprint
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.parts import SOFT, parts_of
 from kvquilt.writers.folder import ADAPTER, CONFIG, MANIFEST, SOFT_TOKENS, load_folder
+from kvquilt.writers.link_tokens import LINK_TOKENS, LinkTokens
 from kvquilt.writers.manifest import base_of
 from kvquilt.writers.peft_layout import check_config, from_peft
 from kvquilt.writers.tensors import STORED, check_named, content_digest, sizes_of
@@ -59,7 +60,7 @@ def make_writer(
     return Trained(kind, base, parts_of(kept, alpha), float(alpha), header, trailer, prefix, digest, base_name)
 
 
-def load_writer(path: Path, model: LanguageModel | None = None) -> Trained:
+def load_writer(path: Path, model: LanguageModel | None = None) -> Trained | LinkTokens:
     """The writer in a folder, verified to the last byte.
 
     Args:
@@ -71,7 +72,8 @@ def load_writer(path: Path, model: LanguageModel | None = None) -> Trained:
     """
     about, files = load_folder(path)
     try:
-        writer = _made(about, files)
+        links = about["kind"] == LINK_TOKENS
+        writer = LinkTokens.from_folder(about, files) if links else _made(about, files)
     except (InputError, WriterError) as error:
         raise WriterError(f"{path}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:

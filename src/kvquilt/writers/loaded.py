@@ -9,15 +9,17 @@ from pathlib import Path
 from kvquilt.errors import InputError
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.writers.artefact import load_writer
-from kvquilt.writers.link_tokens import LinkTokens
+from kvquilt.writers.link_tokens import LINK_TOKENS, LinkTokens
 from kvquilt.writers.recipes import check_free
 from kvquilt.writers.trained import TRAINED, Trained
 
-Given = str | Path | Trained
+Usable = Trained | LinkTokens
+KINDS = (*TRAINED, LINK_TOKENS)  # names of their methods, too
+Given = str | Path | Usable
 _NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.+)", re.DOTALL)
 
 
-def load_all(given: Given | Sequence[Given] | Mapping[str, Given], model: LanguageModel) -> dict[str, Trained]:
+def load_all(given: Given | Sequence[Given] | Mapping[str, Given], model: LanguageModel) -> dict[str, Usable]:
     """The writers by name, in their order.
 
     Args:
@@ -33,7 +35,7 @@ def load_all(given: Given | Sequence[Given] | Mapping[str, Given], model: Langua
         pairs = list(given.items())
     else:
         pairs = [split_name(each) for each in ([given] if isinstance(given, Given) else given)]
-    out: dict[str, Trained] = {}
+    out: dict[str, Usable] = {}
     for name, each in pairs:
         name, writer = load_one(each, model, name)
         if name in out:
@@ -42,16 +44,16 @@ def load_all(given: Given | Sequence[Given] | Mapping[str, Given], model: Langua
     return out
 
 
-def load_one(given: Given, model: LanguageModel, name: str = "") -> tuple[str, Trained]:
+def load_one(given: Given, model: LanguageModel, name: str = "") -> tuple[str, Usable]:
     """A writer and its name; see `load_all`."""
     if name:
         check_free(name)
-    if isinstance(given, Trained):
+    if isinstance(given, Usable):
         given.check(model)
         writer = given.on(model.device)
     else:
         writer = load_writer(Path(given).expanduser(), model)
-    if name in TRAINED and name != writer.kind:
+    if name in KINDS and name != writer.kind:
         raise InputError("writer", f"a {writer.kind} writer cannot go by the name of another kind", name)
     return name or writer.kind, writer
 
@@ -63,16 +65,16 @@ def split_name(given: Given) -> tuple[str, Given]:
     return "", given
 
 
-def method_of(name: str, writer: Trained | LinkTokens) -> str:
+def method_of(name: str, writer: Usable) -> str:
     """What the writer's own method is written like."""
     return writer.kind if name == writer.kind else f"{writer.kind}:writer={name}"
 
 
-def content_of(writer: Trained | LinkTokens) -> str:
+def content_of(writer: Usable) -> str:
     """Digest of all that answers depend on; that of what is stored knows nothing of link tokens."""
     return writer.content if isinstance(writer, LinkTokens) else writer.digest
 
 
-def soft_rows(writer: Trained | LinkTokens) -> int:
+def soft_rows(writer: Usable) -> int:
     """How many it puts around or behind every document."""
     return int(writer.links.shape[1]) if isinstance(writer, LinkTokens) else sum(len(ids) for ids in writer.around)
