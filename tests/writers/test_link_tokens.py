@@ -15,9 +15,10 @@ from kvquilt.reading import Reader
 from kvquilt.repair.presets import Method, find_method
 from kvquilt.request import Request
 from kvquilt.store import Store
-from kvquilt.writers.folder import load_folder
+from kvquilt.writers.artefact import load_writer
 from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.link_tokens import LinkTokens
+from kvquilt.writers.loaded import load_all
 from tests.engines import MEMORY
 from tests.models import tiny
 from tests.oracle import close, far, runs_of, stock
@@ -193,7 +194,11 @@ def test_links_of_another_model_are_refused_and_any_change_is_another_identity()
 def test_a_folder_gives_the_same_links_again(tmp_path: Path) -> None:
     links = LinkTokens.of(tiny().fingerprint, links_of(sets=2).links, (5, 6), "tiny")
     assert links.save(tmp_path, {"lr": 1.0}) == links.content
-    again = LinkTokens.from_folder(*load_folder(tmp_path))
+    again = load_writer(tmp_path, tiny())
+    assert isinstance(again, LinkTokens)
     assert again == links
     assert torch.equal(again.links, links.links)
     assert again.base_name == "tiny"
+    assert list(load_all([tmp_path, f"law={tmp_path}"], tiny())) == ["link-tokens", "law"]
+    with pytest.raises(WriterMismatchError, match="weights"):
+        load_writer(tmp_path, tiny(seed=1))
