@@ -256,7 +256,7 @@ def test_documents_of_any_length_are_reused_whole(engine: Engine, tokens: int) -
         if len(segment_ids(Document(words[:n] + "b" * extra or "b", end=""), tokenizer)) == tokens and n + extra
     )
     docs = [Document("First of all.", id="first"), Document(text, id="measured", end="")]
-    engine.compile(docs, gate=False)
+    engine.compile(docs, gate=False, method="none")
     ledger = engine.ask(QUESTION, docs, method="none").ledger
     assert (ledger.documents[1].tokens, ledger.documents[1].provenance) == (tokens, Provenance.REUSED)
     assert ledger.forward_tokens["compile"] == len(engine.reader.preamble)
@@ -661,8 +661,8 @@ def test_a_batch_equals_one_by_one(family: str, prefix: bool) -> None:
     alone.close()
 
 
-def test_compile_reports_what_it_did(engine: Engine) -> None:
-    docs = documents()
+def test_compile_reports_what_it_did(on_disk: Engine) -> None:
+    engine, docs = on_disk, documents()
     seen: list[tuple[int, int]] = []
     first = engine.compile(docs[:2], gate=False, progress=lambda done, total: seen.append((done, total)))
     assert (first.documents, first.compiled, first.stored_before) == (2, 2, 0)
