@@ -63,6 +63,8 @@ def load_model(
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelNotFoundError(f"{name_or_path}: the weights could not be loaded: {error}") from error
     hf.to(place)  # type: ignore[arg-type]
+    if hf.dtype == torch.bfloat16 and place.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        log.warning("%s: this CPU has no instructions for bfloat16; float32 is faster on it", name_or_path)
     return LanguageModel.wrap(hf, tokenizer, name_or_path, weights_digest(hf, Path(source), settings.cache_dir))
 
 
