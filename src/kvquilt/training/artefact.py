@@ -37,7 +37,9 @@ class Artefact:
             StoreUnavailableError: the folder cannot be written; the earlier one stays.
         """
         model, config = self.model, self.config
-        writer = make_writer(config.kind, model.fingerprint, named, config.shape.alpha, self.prefix, model.name)
+        # a writer is passed on: where its model lies on this machine is nobody's business
+        name = Path(model.name).name if Path(model.name).exists() else model.name
+        writer = make_writer(config.kind, model.fingerprint, named, config.shape.alpha, self.prefix, name)
         before = place.before or {}
         metrics = {"step": place.best_step, "kl": place.best, "none": before.get("none"), "full": before.get("full")}
         with writing(self.folder):
