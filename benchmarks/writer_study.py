@@ -244,7 +244,7 @@ def main() -> None:
                 print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     result = {
         **environment(),
-        "reader": model.name,
+        "reader": Path(model.name).name,
         "threads": options.threads,
         "n": options.count,
         **base,
