@@ -1,7 +1,7 @@
 """Processor seconds of one training step by stage, and the operations that they are spent on.
 
-One set of five biographies with 1, 4 and 8 questions, without checkpointing: the writer's pass, the reader's, the loss,
-both backwards. Beside them what the teacher takes to answer, which is kept and so paid once per run, and the products'
+One set of five biographies with 1, 4 and 8 questions: the writer's pass, the reader's, the loss, both backwards; and the
+whole step again with KV gradient checkpointing. Beside them what the teacher takes to answer, which is kept and so paid once per run, and the products'
 operations. Arms take turns; medians are reported. The student's answers are drawn.
 
 Stages are in processor seconds, summed over threads, which other processes change little. The wall's seconds are given
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--no-teacher", action="store_true", help="leave out how long the teacher takes")
     options = parser.parse_args()
     model = load_model(options.model, "float32", "cpu", options.threads, Settings.resolve()[0])
-    components, student = Components.fresh(model, Shape(), 0), Student(model, keep_all=True)
+    components, student, least = Components.fresh(model, Shape(), 0), Student(model, keep_all=True), Student(model)
     warm(model, student, components)
     arms = {}
     for count in options.questions:
@@ -58,22 +58,24 @@ def main() -> None:
     seen: dict[int, list[dict[str, float]]] = {count: [] for count in arms}
     for _ in range(options.rounds):
         for count, (each, targets) in arms.items():
-            seen[count].append(_step(model, student, components, each, targets))
+            checkpointed = _step(model, least, components, each, targets)["step"]
+            seen[count].append({**_step(model, student, components, each, targets), "checkpointed_step": checkpointed})
             print(count, seen[count][-1], flush=True)
     rows = []
     for count, (each, targets) in arms.items():
-        with FlopCounterMode(display=False) as counter:
-            _step(model, student, components, each, targets)
+        gflop, least_gflop = (_gflop(model, s, components, each, targets) for s in (student, least))
         stages = {name: round(statistics.median(step[name] for step in seen[count]), 3) for name in seen[count][0]}
         row = {
             "questions": count,
             "document_tokens": sum(map(len, each.documents)),
             "reader_rows": Branches.of(each.questions, [t.answer for t in targets]).ids.shape[1],
-            "gflop": round(counter.get_total_flops() / 1e9, 1),
+            "gflop": round(gflop, 1),
+            "checkpointed_gflop_ratio": round(least_gflop / gflop, 3),
+            "checkpointed_seconds_ratio": round(stages["checkpointed_step"] / stages["step"], 3),
             **{f"{name}_seconds": value for name, value in stages.items()},
             "seconds_per_question": round(stages["step"] / count, 3),
             "questions_per_wall_second": round(count / stages["wall"], 3),
-            "gflop_per_second": round(counter.get_total_flops() / 1e9 / stages["step"], 1),
+            "gflop_per_second": round(gflop / stages["step"], 1),
         }
         if not options.no_teacher:
             began = time.process_time()
@@ -125,6 +127,14 @@ def _step(
         p.grad = None
     stages = {name: ticks[n + 1] - ticks[n] for n, name in enumerate(_STAGES)}
     return {**stages, "step": ticks[-1] - ticks[0], "wall": wall}
+
+
+def _gflop(
+    model: LanguageModel, student: Student, components: Components, each: Lesson, targets: list[Target]
+) -> float:
+    with FlopCounterMode(display=False) as counter:
+        _step(model, student, components, each, targets)
+    return float(counter.get_total_flops() / 1e9)
 
 
 def _shares(found: profile) -> dict[str, float]:

@@ -169,7 +169,9 @@ class Request:
         Outcome(method, self.placement, self.exact, self.held, computed, choice.drop_rest).enter(ledger)
         compiled = 2.0 * model.layer_weights * ledger.forward_tokens["compile"]
         ledger.flops += counted_flops(model, scene.counter, scene.besides) + compiled
-        ledger.flops_full += full_flops(model, sum(i < SOFT for i in self.placement.ids))
+        # documents that take no slots here would take them there, and soft tokens would not be
+        tokens = sum(i < SOFT for run in self.placement.runs for i in run.ids)
+        ledger.flops_full += full_flops(model, tokens)
         if method.reuses and covered and covered == set(self.placement.documents()):
             ledger.fall_back("nothing_reused", "every document of this prompt was computed; there was nothing to reuse")
         return out

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("nan_slots")
 def test_the_student_answers_as_serving_does(family: str, sets: int, shared: bool) -> None:
     engine = make_engine(family, shared_prefix=shared)
     model, prefix = engine.model, engine._template.opening if shared else ()
+    lent = model.pool.lent
     shape = LinkShape(2, sets)
     named = shape.drawn(model, 0)
     known = Taught.by(model, engine._template, count=1)
@@ -33,12 +34,12 @@ def test_the_student_answers_as_serving_does(family: str, sets: int, shared: boo
     found = served(engine, known, replace(find_method("none"), writer="link-tokens"))
     assert answers(known, reads) == pytest.approx(found, abs=1e-3)
     assert found != pytest.approx(served(engine, known, find_method("none")), abs=1e-3)
-    at_rest(engine)
+    at_rest(engine, lent=lent)
 
 
 def test_only_the_links_have_gradients_and_learning_gives_those_of_one_backward() -> None:
     model, shape = tiny(), LinkShape(3)
-    engine = make_engine(model)
+    engine, lent = make_engine(model), model.pool.lent
     known, named = Taught.by(model, engine._template), parameters(shape.drawn(model, 0))
     student = LinkStudent(model, shape)
     with frozen(model):
@@ -51,7 +52,7 @@ def test_only_the_links_have_gradients_and_learning_gives_those_of_one_backward(
     assert named["links"].grad is not None
     assert torch.allclose(at_once, named["links"].grad, rtol=1e-4, atol=1e-7)
     assert all(p.grad is None and p.requires_grad for p in model.hf.parameters())
-    at_rest(engine)
+    at_rest(engine, lent=lent)
 
 
 def test_documents_may_stand_in_another_order_and_hidden_states_are_the_questions_alone() -> None:

@@ -145,6 +145,10 @@ class Halved:
         return None
 
     @property
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (), ()
+
+    @property
     def side(self) -> frozenset[str]:
         return frozenset()
 
