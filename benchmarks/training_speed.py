@@ -1,8 +1,8 @@
 """Processor seconds of one training step by stage, and the operations that they are spent on.
 
-One set of five biographies with 1, 4 and 8 questions: the writer's pass, the reader's, the loss, both backwards; and the
-whole step again with KV gradient checkpointing. Beside them what the teacher takes to answer, which is kept and so paid once per run, and the products'
-operations. Arms take turns; medians are reported. The student's answers are drawn.
+One set of five biographies with 1, 4 and 8 questions: the writer's pass, the reader's, the loss, both backwards; then
+the whole step again with KV gradient checkpointing. Beside them what the teacher takes to answer, which is kept and so
+paid once per run, and the products' operations. Arms take turns; medians are reported. The student's answers are drawn.
 
 Stages are in processor seconds, summed over threads, which other processes change little. The wall's seconds are given
 for the whole step: on a busy machine they say nothing.
