@@ -6,6 +6,8 @@ dense objective. Answers and states of the teacher are drawn, since they change 
 - the peak of resident memory over what the process held before the step (of the GPU where there is one),
 - the most that autograd kept at once, counted exactly at its hooks; without what a layer keeps while it runs again.
 
+Processor seconds stand beside the wall's, which say nothing on a busy machine.
+
     python benchmarks/training_memory.py --model PATH --json OUT.json [--batches 1 8] [--questions 1 8]
 """
 
