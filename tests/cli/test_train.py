@@ -146,3 +146,18 @@ def test_data_that_cannot_be_trained_on_is_refused_before_anything_is_computed(r
                       0 if data is long else 0.1)  # fmt: skip
         assert outcome.code == 2, outcome.err
         assert said in outcome.err
+
+
+def test_a_writer_of_another_dtype_may_be_a_start_and_runs_share_a_teacher(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    kept, first, second = tmp_path / "teacher", tmp_path / "first", tmp_path / "second"
+    options = ("--rank", 2, "--steps", 1, "--teacher", kept)
+    assert train(run, folder, first, *options).code == 0
+    asked = {path: path.read_bytes() for path in kept.iterdir()}
+    assert asked
+    assert train(run, folder, second, *options, "--lr", 1e-3).code == 0
+    assert {path: path.read_bytes() for path in kept.iterdir()} == asked
+    other = train(run, folder, tmp_path / "third", *options, "--from", first, "--dtype", "bfloat16")
+    assert other.code == 0, other.err
+    assert "a start, no more" in other.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from kvquilt.cli.common import Device, Dtype, Json, Threads, progress, settings_
 from kvquilt.cli.train_view import run
 from kvquilt.errors import InputError
 
+log = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from kvquilt.config import Settings
     from kvquilt.training.config import TrainConfig
@@ -83,6 +85,12 @@ def train(
     keep_targets: Annotated[
         bool | None, typer.Option(help="Keep the teacher's answers on disk, or ask again at every step.")
     ] = None,
+    teacher: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where they are kept; runs over the same data may share it. By default in --out."
+        ),
+    ] = None,
     new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Longest answer of the teacher.")] = None,
     shared_prefix: Annotated[
         bool | None, typer.Option(help="Encode documents behind the opening of the prompts, or alone.")
@@ -146,7 +154,7 @@ def train(
     wanted = source.documents if documents is None else _numbers("documents", documents)
     drawing = Sets(wanted, questions, sets, held_out, validation_sets, seed)
     trainer = _trainer(config, source, drawing, settings, out, validation, start)
-    trainer.save_every = save_every
+    trainer.save_every, trainer.targets = save_every, teacher
     run(trainer, json_output)
 
 
@@ -201,7 +209,9 @@ def _trainer(
     place = str(world.device) if world.device is not None else settings.device
     model = load_model(settings.model, settings.dtype, place, settings.threads, settings)
     if start is not None:
-        start.check(model)
+        start.check_fit(model)
+        if start.base != model.fingerprint:
+            log.warning("%s is of another model than %s: its parts are a start, no more", start.base_name, model.name)
         if config.shape.rank and start.parts.adapter is not None and config.shape.alpha != start.alpha:
             raise InputError("alpha", f"the adapter that it begins from has {start.alpha}", config.shape.alpha)
     if config.shape.rank:

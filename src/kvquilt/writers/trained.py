@@ -81,6 +81,10 @@ class Trained:
     def check(self, model: LanguageModel) -> None:
         """Raise `WriterMismatchError`, saying what differs, unless `model` is the one it was trained for."""
         check_base(f"this {self.kind} writer", self.base, self.base_name, model)
+        self.check_fit(model)
+
+    def check_fit(self, model: LanguageModel) -> None:
+        """Raise `WriterMismatchError` unless its parts have the sizes of the model's layers."""
         embeddings: Any = model.hf.get_input_embeddings()
         if why := misfit(self.parts, model.hf.base_model, embeddings.weight.shape[1]):
             raise WriterMismatchError(f"{model.name} has no place for this {self.kind} writer: {why}")
