@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,15 @@ import pytest
 from kvquilt import Document, Engine
 from kvquilt.errors import InputError
 from kvquilt.identity import namespace
+from kvquilt.repair.presets import find_method
 from kvquilt.retrieval import top_k
 from kvquilt.tuning import candidates, note_name
 from kvquilt.tuning_plot import plot
 from kvquilt.tuning_report import Trial, TuneReport
 from kvquilt.tuning_samples import Question, halved_samples, read_questions
 from tests.engines import QUESTION, documents, make_engine
+from tests.models import tiny
+from tests.writers.trained import random_writer
 
 METHODS = ("none", "epic:k=4", "spread:30%", "random:100%")
 
@@ -204,9 +208,29 @@ def test_neighbours_are_those_of_all_documents_not_of_one_prompt() -> None:
         assert {row.key for row in whole.store.ls()} <= {row.key for row in tuned.store.ls()}
 
 
-def test_every_default_candidate_is_a_method_and_the_picture_is_a_png(tuned: tuple[Engine, TuneReport]) -> None:
-    from kvquilt.repair.presets import find_method
+def test_a_trained_writer_is_one_recipe_more() -> None:
+    writers = {"sempic": random_writer(tiny(), "sempic"), "law": random_writer(tiny(), "joint", seed=2)}
+    names = candidates(writers)
+    assert names[:2] == ("sempic", "joint:writer=law"), "tried first, so that of equals they are the choice"
+    assert set(names) > set(candidates())
+    per_recipe = len(candidates()) // 2
+    assert Counter(find_method(n).writer for n in names) == dict.fromkeys(("", "isolated", *writers), per_recipe)
+    assert len({find_method(n) for n in names}) == len(names)
 
+
+def test_writers_at_hand_are_tried_without_being_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvquilt.tuning._UNBUDGETED", ("none", "epic:k=2"))
+    monkeypatch.setattr("kvquilt.tuning._BUDGETED", ())
+    with make_engine(writers={"law": random_writer(tiny(), "sempic")}) as engine:
+        report = engine.tune(documents(6), target=0.001, prompts=6)
+        tried = {trial.method for trial in report.trials}
+        assert tried == {*candidates(), "sempic:writer=law", "epic:k=2,writer=law"}
+        assert engine.tuned() == report
+        engine.use(random_writer(tiny(), "sempic", seed=2), "law")
+        assert engine.tuned() is None, "another writer under the same name is another choice"
+
+
+def test_every_default_candidate_is_a_method_and_the_picture_is_a_png(tuned: tuple[Engine, TuneReport]) -> None:
     names = candidates()
     assert len(names) == len({find_method(n).name for n in names}) > 40
     assert {find_method(n).writer for n in names} == {"", "isolated"}

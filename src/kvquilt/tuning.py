@@ -12,8 +12,9 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kvquilt.errors import InputError
@@ -28,6 +29,7 @@ from kvquilt.repair.written import with_option
 from kvquilt.store import Failure
 from kvquilt.tuning_report import Trial, TuneReport
 from kvquilt.tuning_samples import Question, Sample, halved_samples
+from kvquilt.writers.loaded import Usable, method_of
 
 if TYPE_CHECKING:
     from kvquilt.engine import Engine
@@ -40,10 +42,17 @@ _UNBUDGETED = ("none", "retrieved-document", "epic:k=16", "ape")
 _BUDGETED = ("epic:k=4096", "cacheblend", "prophetkv", "infoflow", "infoflow-reorder", "agentkvshift", "spread")
 
 
-def candidates() -> tuple[str, ...]:
-    """What is tried by default: every recipe with every method, at every budget where it takes one."""
+def candidates(trained: Mapping[str, Usable] = MappingProxyType({})) -> tuple[str, ...]:
+    """What is tried by default: every recipe with every method, at every budget where it takes one.
+
+    Args:
+        trained: writers at hand by name, each one recipe more; its own method stands first, where others have `none`.
+    """
     written = [*_UNBUDGETED, *(with_option(name, budget) for name in _BUDGETED for budget in BUDGETS)]
-    return tuple(with_option(name, f"writer={recipe}") if recipe else name for name in written for recipe in RECIPES)
+    out = [method_of(name, writer) for name, writer in trained.items()]
+    out += [with_option(name, f"writer={recipe}") if recipe else name for name in written for recipe in RECIPES]
+    out += [with_option(name, f"writer={recipe}") for recipe in trained for name in written if name != "none"]
+    return tuple(out)
 
 
 @dataclass(slots=True)
@@ -96,7 +105,7 @@ def tune(
         questions: the user's own; without any, the model writes them from the documents. Documents for each are the
             retriever's best. Where all have answers, task score decides, else fidelity.
         target: what quality must reach, as a share of full prefill's.
-        methods: candidates as the command line writes them; by default `candidates()`.
+        methods: candidates as the command line writes them; by default `candidates` with the trained writers at hand.
         prompts: at most, both halves together; `seconds` may end the first half earlier, not before `LEAST_PROMPTS`.
 
     Raises:
@@ -106,7 +115,7 @@ def tune(
         raise InputError("target", "must lie above 0 and be at most 1", target)
     if prompts < 2 * LEAST_PROMPTS:
         raise InputError("prompts", f"must be at least {2 * LEAST_PROMPTS}: half of them choose, half report", prompts)
-    names = list(dict.fromkeys(candidates() if methods is None else methods))
+    names = list(dict.fromkeys(candidates(engine.reader.trained) if methods is None else methods))
     trying = {name: find_method(name) for name in names}
     if not trying:
         raise InputError("methods", "at least one is needed", names)

@@ -1,4 +1,4 @@
-"""compile, ask, doctor with trained writers, from folders."""
+"""compile, ask, doctor, tune with trained writers, from folders."""
 
 from pathlib import Path
 
@@ -68,6 +68,37 @@ def test_doctor_measures_the_writers_method_first(run: Run, docs: Path, folders:
     outcome = run("doctor", "--docs", docs, "--prompts", 3, "--writer", f"law={folders / 'other'}", "--json")
     assert outcome.code == 0, outcome.err
     assert [v["method"] for v in outcome.json["verdicts"]] == ["sempic:writer=law", *AUTO_ORDER]
+
+
+def test_tune_compares_the_writers_methods_and_its_choice_holds_for_these_writers(
+    run: Run, docs: Path, folders: Path, tmp_path: Path
+) -> None:
+    writers = ("--writer", folders / "sempic", "--writer", f"law={folders / 'other'}")
+    few = ("--docs", docs, "--passage-tokens", 60, "--prompts", 6, "--target", 0.0001, "--out", tmp_path / "curve")
+    outcome = run("tune", *few, *writers, "--methods", "sempic:writer=law;epic:k=2,writer=sempic", "--json")
+    assert outcome.code == 0, outcome.err
+    assert {trial["method"] for trial in outcome.json["trials"]} == {"sempic:writer=law", "epic:k=2,writer=sempic"}
+    assert outcome.json["chosen"] == "sempic:writer=law", "nothing is cheaper than the question alone"
+    assert ask(run, docs, *writers, "--json").json["method"] == "sempic:writer=law"
+    alone = ask(run, docs, "--writer", folders / "sempic", "--json").json
+    assert alone["method"] == "full", "with other writers nothing was tuned, and nothing measured"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--methods", "sempic"], "sempic needs a trained writer of that kind: give its folder, --writer PATH"),
+        (["--methods", "none;epic:writer=law", "--writer", "low=."], "did you mean 'low'"),
+        (["--writer", "nowhere-at-all"], "no such folder"),
+    ],
+)
+def test_tune_refuses_before_a_model_is_loaded(
+    run: Run, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVQUILT_MODEL", "no-model-of-this-name")
+    outcome = run("tune", "--docs", ".", *arguments)
+    assert outcome.code == 2
+    assert said in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from kvquilt.cli.common import (
     Json,
     Tenant,
     Threads,
+    WriterFlag,
     echo_json,
     echo_table,
     method_names,
@@ -23,7 +24,7 @@ from kvquilt.cli.common import (
     settings_of,
     warn,
 )
-from kvquilt.cli.work import check_helper, check_path, open_engine, passages_in
+from kvquilt.cli.work import check_helper, check_path, check_writers, open_engine, passages_in
 
 if TYPE_CHECKING:
     from kvquilt.tuning_report import TuneReport
@@ -39,12 +40,13 @@ def tune(
     ] = None,
     target: Annotated[float, typer.Option(metavar="SHARE", help="Quality to keep, of full prefill's.")] = 0.98,
     methods: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Candidates, such as none,epic:k=16; by default forty and more.")
+        str | None, typer.Option(metavar="A,B", help="Candidates, such as none,epic:k=16; by default seventy and more.")
     ] = None,
     prompts: Annotated[int, typer.Option(min=6, metavar="N", help="Half of them choose, half report.")] = 24,
     seconds: Annotated[float, typer.Option(min=0.0, metavar="S", help="Stop comparing after so long.")] = 1800.0,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where tune.json and tune.png go.")] = Path("kvquilt-tune"),
     helper_model: HelperFlag = None,
+    writer: WriterFlag = None,
     tenant: Tenant = None,
     passage_tokens: Annotated[int | None, typer.Option(metavar="N", help="Longest passage in tokens.")] = None,
     dtype: Dtype = None,
@@ -55,7 +57,9 @@ def tune(
     """Find the cheapest method that keeps the answers of full prefill on your documents; `auto` then uses it.
 
     Candidates are compared on half of the prompts; the choice is measured on the other half, whose documents and
-    questions it has not seen. Exit code 6: nothing reached the target there, so nothing was chosen.
+    questions it has not seen. Exit code 6: nothing reached the target there, so nothing was chosen. With a trained
+    writer its method and others over what it compiled are candidates, too; the choice holds while the same writers
+    are given.
     """
     settings, _ = settings_of(
         context, model=model, helper_model=helper_model, tenant=tenant, passage_tokens=passage_tokens, dtype=dtype,
@@ -66,8 +70,9 @@ def tune(
 
     names = None if methods is None else method_names(methods)
     check_helper(names or (), settings)  # and that all are known, before a model is loaded for nothing
+    check_writers(names or (), writer or ())
     asked = read_questions(questions) if questions is not None else []
-    with open_engine(settings) as engine:
+    with open_engine(settings, writer or ()) as engine:
         documents = passages_in(docs, settings, engine.model.tokenizer).documents
         with progress("measuring") as advance:
             report = engine.tune(
