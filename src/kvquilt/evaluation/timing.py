@@ -1,0 +1,155 @@
+"""Time to the first token, by one rule for every arm.
+
+The clock starts when the prompt's ids are known and its compiled segments lie in memory. Inside: placing, rotating,
+copying into slots, masks, the probe, choosing, the repair pass, the first token. Outside, and never in these figures:
+compiling, tokenising, reading from a disk, decoding. Arms take turns, so a machine that slows down slows them all; only
+ratios within one run compare.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvquilt.errors import InputError
+from kvquilt.ledger import Ledger
+from kvquilt.placement import Placement, place_runs
+from kvquilt.prompt import Run
+from kvquilt.repair.operator import repair
+from kvquilt.repair.presets import METHODS, Method, find_method
+
+if TYPE_CHECKING:
+    from kvquilt.engine import Engine
+
+WARMUPS, REPEATS = 3, 5  # the fewest that count
+PREFIX_HIT = "prefix-hit"  # the question on a cache that already holds all before it: the floor
+_IN_MEMORY = {"memory"}
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One arm's repeats, in seconds.
+
+    Attributes:
+        wall: by the clock; `processor`: time of all threads of this process, which other processes hardly change.
+    """
+
+    wall: tuple[float, ...]
+    processor: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.wall)
+
+    @property
+    def processor_median(self) -> float:
+        return statistics.median(self.processor)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The first and the third, of the clock."""
+        low, _, high = statistics.quantiles(self.wall, n=4, method="inclusive")
+        return low, high
+
+
+def take_turns(
+    arms: Mapping[str, Callable[[], object]], warmups: int = WARMUPS, repeats: int = REPEATS
+) -> dict[str, Timing]:
+    """Time every arm once a round; the order turns around with every round, the first `warmups` do not count.
+
+    An arm must do the same work at the same lengths every time, and have waited for its device when it returns.
+
+    Raises:
+        InputError: no arms, fewer rounds than count.
+    """
+    if not arms:
+        raise InputError("arms", "at least one is needed")
+    for name, value, least in (("warmups", warmups, WARMUPS), ("repeats", repeats, REPEATS)):
+        if value < least:
+            raise InputError(name, f"must be at least {least}", value)
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in arms}
+    for n in range(warmups + repeats):
+        for name in list(arms)[:: -1 if n % 2 else 1]:
+            wall, processor = time.perf_counter(), time.process_time()
+            arms[name]()
+            processor, wall = time.process_time() - processor, time.perf_counter() - wall
+            if n >= warmups:
+                taken[name].append((wall, processor))
+    return {name: Timing(*map(tuple, zip(*each, strict=True))) for name, each in taken.items()}
+
+
+def first_tokens(
+    engine: Engine,
+    runs: Sequence[Run],
+    methods: Sequence[str],
+    ranking: Sequence[int],
+    tenant: str | None = None,
+    warmups: int = WARMUPS,
+    repeats: int = REPEATS,
+) -> dict[str, Timing]:
+    """Time to the first token of one prompt under ``full``, ``prefix-hit`` and every method.
+
+    Its documents must have been compiled for each method.
+
+    Args:
+        ranking: the documents' indices, the retriever's best first.
+
+    Raises:
+        InputError: a method that compiled, or read from elsewhere than memory, in a round that counts; an unknown one.
+    """
+    written = {name: find_method(name) for name in methods}
+    read: dict[str, Ledger] = {}
+    with ExitStack() as held:
+        arms: dict[str, Callable[[], object]] = {}
+        for name, method in {"full": METHODS["full"], **written}.items():
+            arms[name] = _reading(engine, runs, method, ranking, tenant, name, read)
+        arms[PREFIX_HIT] = _hitting(engine, place_runs(runs), tenant, held)
+        taken = take_turns(arms, warmups, repeats)
+    for name, ledger in read.items():
+        elsewhere = set(ledger.bytes_read) - _IN_MEMORY
+        if elsewhere:
+            rule = f"{name} read from {', '.join(sorted(elsewhere))}; the memory tier must hold the documents"
+            raise InputError("memory_bytes", rule, engine.settings.memory_bytes)
+    return taken
+
+
+def break_even(compile_seconds: float, full: float, arm: float) -> float | None:
+    """Requests after which compiling has paid for itself; None where the arm is no faster than full prefill."""
+    return compile_seconds / (full - arm) if arm < full else None
+
+
+def _reading(
+    engine: Engine,
+    runs: Sequence[Run],
+    method: Method,
+    ranking: Sequence[int],
+    tenant: str | None,
+    name: str,
+    read: dict[str, Ledger],
+) -> Callable[[], object]:
+    def once() -> None:
+        ledger = read[name] = Ledger(method=method.name)
+        placement = place_runs(runs, method.order, ranking if method.needs_ranking else (), method.moved)
+        logits, cache = engine.reader.read(placement, method, tenant, ledger, 1)
+        try:
+            int(logits[-1].argmax())  # waits for an accelerator
+        finally:
+            engine.model.pool.release(cache)
+
+    return once
+
+
+def _hitting(engine: Engine, placement: Placement, tenant: str | None, held: ExitStack) -> Callable[[], object]:
+    """What plain prefix caching gives when all but the last run is there."""
+    _, ready = engine.reader.read(placement, METHODS["full"], tenant, Ledger(), 1)
+    held.callback(engine.model.pool.release, ready)
+    tail = placement.span(len(placement.runs) - 1)
+
+    def once() -> None:
+        int(repair(engine.model, ready, placement.ids, [tail])[-1].argmax())
+
+    return once
