@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from kvquilt import Document, Engine
-from kvquilt.errors import InputError
+from kvquilt.errors import InputError, StoreUnavailableError
 from kvquilt.identity import namespace
 from kvquilt.repair.presets import find_method
 from kvquilt.retrieval import top_k
+from kvquilt.store import Failure, FailureReason, Store
 from kvquilt.tuning import candidates, note_name
 from kvquilt.tuning_plot import plot
 from kvquilt.tuning_report import Trial, TuneReport
@@ -79,6 +80,32 @@ def test_the_report_is_stored_and_survives_json(tmp_path: Path) -> None:
         with make_engine(directory=tmp_path) as foreign:
             foreign.store.write_note(namespace(None), name, note)
             assert foreign.tuned() is None
+
+
+def test_a_forgotten_choice_is_gone_from_engine_and_store_for_its_tenant_alone(tmp_path: Path) -> None:
+    few = {"target": 0.001, "methods": ("none",), "prompts": 6}
+    with make_engine(directory=tmp_path) as engine:
+        for tenant in (None, "other"):
+            assert engine.tune(documents(6), tenant=tenant, **few).accepted
+        assert engine.ask(QUESTION, documents(2)).ledger.method == "none"
+        assert engine.forget_tuning() is True
+        assert engine.forget_tuning() is False
+        assert engine.tuned() is None
+        assert engine.ask(QUESTION, documents(2)).ledger.method == "full"
+        assert engine.ask(QUESTION, documents(2), tenant="other").ledger.method == "none"
+    with make_engine(directory=tmp_path) as again:
+        assert again.tuned() is None
+        assert again.tuned("other") is not None
+
+
+def test_a_choice_that_cannot_be_removed_is_forgotten_here_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_engine(directory=tmp_path) as engine:
+        engine.tune(documents(6), target=0.001, methods=("none",), prompts=6)
+        monkeypatch.setattr(Store, "forget_note", lambda *_: Failure(FailureReason.READ_ONLY))
+        with pytest.raises(StoreUnavailableError, match="read_only"):
+            engine.forget_tuning()
 
 
 def test_what_does_not_hold_on_the_other_half_is_not_used() -> None:

@@ -359,6 +359,16 @@ class Engine:
         """The stored report of the last `tune` for this model, writer and tenant, if there is one."""
         return self._measured.tuning(tenant)
 
+    def forget_tuning(self, tenant: str | None = None) -> bool:
+        """Remove that report, so that `auto` goes by the gate again; whether there was one.
+
+        Engines that have read it go on by it until they are closed.
+
+        Raises:
+            StoreUnavailableError: the store's directory cannot be written; this engine has forgotten it all the same.
+        """
+        return self._measured.forget_tuning(tenant)
+
     def keep(self, live: Live) -> None:
         """Hold the cache of a finished answer for follow-ups; release the oldest beyond the limit."""
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvquilt.errors import StoreUnavailableError
 from kvquilt.gate import stored_report
 from kvquilt.gate_report import DoctorReport
 from kvquilt.identity import namespace
@@ -12,6 +13,7 @@ from kvquilt.ledger import Ledger
 from kvquilt.policy import resolve
 from kvquilt.reading import Reader
 from kvquilt.repair.presets import Method, find_method
+from kvquilt.store import Failure
 from kvquilt.tuning import note_name, stored_tuning
 from kvquilt.tuning_report import TuneReport
 
@@ -53,6 +55,15 @@ class Measured:
             self._reports[namespace(tenant)] = measured
         else:
             self._tunings[namespace(tenant), note_name(self.engine)] = measured
+
+    def forget_tuning(self, tenant: str | None) -> bool:
+        """Go by the gate again; see `Engine.forget_tuning`."""
+        space = namespace(tenant), note_name(self.engine)
+        known = self._tunings.pop(space, None)
+        outcome = self.engine.store.forget_note(*space)
+        if isinstance(outcome, Failure):
+            raise StoreUnavailableError(f"what tune chose could not be removed from the store ({outcome.reason})")
+        return outcome or known is not None
 
     def tuned_method(self, tenant: str | None) -> str | None:
         """What `auto` runs on account of a tuning that holds."""

@@ -58,3 +58,38 @@ def test_a_name_that_could_be_a_path_is_refused(tmp_path: Path, name: str) -> No
         store.write_note(SPACE, name, {})
     with Store.open(tmp_path, 0) as store, pytest.raises(InputError, match="namespace"):
         store.read_note("..", "gate")
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_one_note_is_forgotten_and_no_other(tmp_path: Path, on_disk: bool) -> None:
+    with Store.open(tmp_path if on_disk else None, 0) as store:
+        for name in ("tuned", "gate"):
+            store.write_note(SPACE, name, {"name": name})
+        store.write_note(namespace("b"), "tuned", {"name": "b"})
+        assert store.forget_note(SPACE, "tuned") is True
+        assert store.forget_note(SPACE, "tuned") is False
+        assert store.read_note(SPACE, "tuned") is None
+        assert store.read_note(SPACE, "gate") == {"name": "gate"}
+        assert store.read_note(namespace("b"), "tuned") == {"name": "b"}
+        with pytest.raises(InputError, match="name"):
+            store.forget_note(SPACE, "../x")
+
+
+def test_a_damaged_note_is_forgotten_too(tmp_path: Path) -> None:
+    with Store.open(tmp_path, 0) as store:
+        store.write_note(SPACE, "gate", {"kl": 1})
+        next(tmp_path.rglob("notes/gate.json")).write_text("damaged")
+        assert store.forget_note(SPACE, "gate") is True
+        assert not list(tmp_path.rglob("gate.json"))
+
+
+def test_a_note_that_cannot_be_removed_is_a_failure_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    with Store.open(tmp_path, 0) as store:
+        store.write_note(SPACE, "gate", {"kl": 1})
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", denied)
+            assert store.forget_note(SPACE, "gate") == Failure(FailureReason.READ_ONLY)
+        assert store.read_note(SPACE, "gate") == {"kl": 1}

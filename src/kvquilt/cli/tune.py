@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,15 +26,20 @@ from kvquilt.cli.common import (
     warn,
 )
 from kvquilt.cli.work import check_helper, check_path, check_writers, open_engine, passages_in
+from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
+    from kvquilt.config import Settings
     from kvquilt.tuning_report import TuneReport
 
 
 def tune(
     context: typer.Context,
-    docs: Annotated[Path, typer.Option("--docs", metavar="DIR", help="Folder (or one file) with documents.")],
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="By default the model of the settings.")] = None,
+    docs: Annotated[
+        Path | None,
+        typer.Option("--docs", metavar="DIR", help="Folder (or one file) with documents; needed but for --forget."),
+    ] = None,
     questions: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help='JSONL: {"question": ..., "answers": [...]}; by default the model asks.'),
@@ -45,6 +51,10 @@ def tune(
     prompts: Annotated[int, typer.Option(min=6, metavar="N", help="Half of them choose, half report.")] = 24,
     seconds: Annotated[float, typer.Option(min=0.0, metavar="S", help="Stop comparing after so long.")] = 1800.0,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where tune.json and tune.png go.")] = Path("kvquilt-tune"),
+    forget: Annotated[
+        bool,
+        typer.Option("--forget", help="Measure nothing: remove the earlier choice. `auto` goes by the gate again."),
+    ] = False,
     helper_model: HelperFlag = None,
     writer: WriterFlag = None,
     tenant: Tenant = None,
@@ -65,6 +75,11 @@ def tune(
         context, model=model, helper_model=helper_model, tenant=tenant, passage_tokens=passage_tokens, dtype=dtype,
         device=device, threads=threads,
     )  # fmt: skip
+    if (docs is None) != forget:
+        raise InputError("docs", "give exactly one of --docs DIR, --forget")
+    if docs is None:
+        _forget(settings, writer or (), json_output)
+        return
     check_path(docs)
     from kvquilt.tuning_samples import read_questions
 
@@ -88,9 +103,23 @@ def tune(
         raise typer.Exit(ExitCode.GATE)
 
 
+def _forget(settings: Settings, writer: Sequence[str], json_output: bool) -> None:
+    """Remove what is stored for this model, tenant and set of trained writers, and say what it was."""
+    check_writers((), writer)
+    with open_engine(settings, writer) as engine:
+        earlier = engine.tuned(settings.tenant)
+        forgotten = engine.forget_tuning(settings.tenant)
+    chosen = earlier.chosen if earlier is not None and earlier.accepted else None
+    if json_output:
+        echo_json({"forgotten": forgotten, "chosen": chosen})
+    elif not forgotten:
+        typer.echo("Nothing was tuned for this model, tenant and set of trained writers.")
+    else:
+        typer.echo(f"Forgotten: {chosen or 'a tuning without a choice'}. `auto` goes by the gate.")
+
+
 def _write(report: TuneReport, out: Path) -> None:
     """The curve as JSON, and as a picture where matplotlib is there."""
-    from kvquilt.errors import InputError
     from kvquilt.files import write_atomically
     from kvquilt.tuning_plot import plot
 

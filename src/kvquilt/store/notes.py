@@ -61,6 +61,20 @@ class Notes:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
+    def forget(self, namespace: str, name: str) -> bool | Failure:
+        """Remove one note; whether there was one, sound or damaged."""
+        place = _checked(namespace, name)
+        if self._files is None:
+            with self._lock:
+                return self._memory.pop(place, None) is not None
+        try:
+            self._path(self._files, *place).unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            return Failure(failure_reason(error))
+        return True
+
     def remove(self, namespace: str | None = None) -> int:
         """Remove the notes of one namespace, or all; returns how many."""
         with self._lock:

@@ -195,6 +195,10 @@ class Store:
         """The note, or None where there is none that can be trusted."""
         return self._notes.read(namespace, name)
 
+    def forget_note(self, namespace: str, name: str) -> bool | Failure:
+        """Remove the note; whether there was one."""
+        return self._notes.forget(namespace, name)
+
     def close(self) -> None:
         for tier in self.tiers:
             tier.close()
