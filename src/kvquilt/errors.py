@@ -4,6 +4,7 @@
     ├── InputError (ValueError)      something the caller passed; names field, input and rule
     │   ├── PromptError              a prompt that cannot be rendered or tokenised faithfully
     │   ├── ContextLengthError       prompt and answer exceed the model's context
+    │   ├── LeakageError             what evaluates would also tune or train; names what is shared
     │   └── ConfigError              an unknown or invalid setting; carries the nearest valid name
     ├── ModelError
     │   ├── ModelNotFoundError       no such model here, or a folder that lacks a part
@@ -47,6 +48,18 @@ class PromptError(InputError):
 
 class ContextLengthError(InputError):
     """Prompt plus answer exceed the context; the message says by how many tokens and what to drop."""
+
+
+class LeakageError(InputError):
+    """Two sets that must be apart are not.
+
+    Attributes:
+        shared: what they have in common, by kind (``documents``, ``questions``, ``groups``), each by its id or name.
+    """
+
+    def __init__(self, field: str, rule: str, shared: dict[str, tuple[str, ...]]) -> None:
+        self.shared = shared
+        super().__init__(field, rule)
 
 
 class ConfigError(InputError):

@@ -211,6 +211,15 @@ def test_a_smaller_count_is_a_head_of_a_larger_and_seeds_differ() -> None:
     assert TASK.exercises("train", 5) != TASK.exercises("train", 5, seed=1)
 
 
+def test_as_a_task_its_test_split_is_called_evaluation() -> None:
+    assert TASK.items("evaluation", 5, seed=2) == TASK.items("test", 5, seed=2)
+    assert TASK.split("evaluation") == TASK.split("test")
+    assert [len(TASK.items(split)) for split in ("train", "tuning", "evaluation", "test")] == [256, 128, 256, 256]
+    few = BiographyTask(documents=3)
+    assert few.items("tuning", 4) == TASK.items("tuning", 4, documents=3)
+    assert few.items("tuning", 4, documents=2) == TASK.items("tuning", 4, documents=2)
+
+
 def test_documents_are_short() -> None:
     """60 to 110 tokens with the tokenizer of SmolLM2."""
     folder, _ = found("smollm2")
@@ -229,6 +238,7 @@ def test_documents_are_short() -> None:
         (lambda: BiographyTask(people=10**6), "people"),
         (lambda: BiographyTask(sentences="sorted"), "sentences"),  # type: ignore[arg-type]
         (lambda: BiographyTask(name_in="last"), "name_in"),  # type: ignore[arg-type]
+        (lambda: BiographyTask(documents=0), "documents"),
         (lambda: TASK.items("dev", 1), "split"),
         (lambda: TASK.items("test", 0), "count"),
         (lambda: TASK.items("test", 1, documents=0), "documents"),

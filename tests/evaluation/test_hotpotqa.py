@@ -13,6 +13,7 @@ import pytest
 
 from kvquilt.errors import InputError
 from kvquilt.evaluation.hotpotqa import HotpotQA
+from kvquilt.evaluation.hotpotqa_task import HotpotQATask
 
 FILES = {
     "hotpotqa_100.json": "3bc62661a52a98cf22aca3ab99b05522bdebda8e62863a1c89fd427588d19b04",
@@ -32,6 +33,7 @@ def sample(name: str, answer: str, others: int) -> dict[str, Any]:
     return {"_id": name, "question": question, "answer": answer, "supporting_facts": facts, "context": context}
 
 
+HUB = {"supporting_facts": ("title", "sent_id"), "context": ("title", "sentences")}
 SAMPLES = [sample("one", "Vera Coldwell", 8), sample("two", "yes", 2), sample("three", "Vera Coldwell", 8)]
 
 
@@ -159,6 +161,49 @@ def test_sizes_that_cannot_be_made_are_refused_by_name(task: HotpotQA, wrong: di
     with pytest.raises(InputError) as refused:
         task.items(**wrong)
     assert refused.value.field in wrong
+
+
+def test_the_form_of_the_hub_is_the_same(task: HotpotQA, tmp_path: Path) -> None:
+    rows = []
+    for row in SAMPLES:
+        facts, context = (dict(zip(names, zip(*row[field], strict=True), strict=True)) for field, names in HUB.items())
+        rows.append(
+            {
+                "id": row["_id"],
+                "question": row["question"],
+                "answer": row["answer"],
+                "context": context,
+                "supporting_facts": facts,
+            }
+        )
+    assert HotpotQA.read(write(tmp_path / "hub.json", rows)) == task
+    rows[1]["supporting_facts"]["title"] = ["Amber"]
+    with pytest.raises(InputError, match="must be a list of HotpotQA samples"):
+        HotpotQA.read(write(tmp_path / "hub.json", rows))
+
+
+def test_one_file_evaluates_and_another_tunes(tmp_path: Path) -> None:
+    other = sample("four", "Vera Coldwell", 0)
+    other["context"] = [["Amber", ["Another river.", " Another town."]], ["Drumford", ["One more.", " And more."]]]
+    path = write(tmp_path / "dev.json", SAMPLES)
+    task = HotpotQATask(path, write(tmp_path / "train.json", [SAMPLES[0], other]), documents=3)
+    assert [item.id for item in task.items("tuning")] == ["four"], "the other shares paragraphs with evaluation"
+    assert task.items("evaluation") == HotpotQA.read(path).items(documents=3)
+    assert task.items("evaluation", 2, seed=1) == HotpotQA.read(path).items(2, 3, 1)
+    alone = HotpotQATask(path, with_title=False, paragraph=20)
+    assert alone.items("evaluation") == HotpotQA.read(path, with_title=False).items(limit=20)
+    with pytest.raises(InputError, match="split: has nothing in it"):
+        alone.items("tuning")
+    with pytest.raises(InputError, match="did you mean 'evaluation'"):
+        alone.items("evaluations")
+    halves = HotpotQATask(write(tmp_path / "halves.json", [other, SAMPLES[0]]), share=0.5)
+    assert [[item.id for item in halves.items(split)] for split in halves.splits] == [["four"], ["one"]]
+
+
+@pytest.mark.parametrize("wrong", [{"documents": -1}, {"paragraph": -1}, {"share": 1.5}, {"sha256": "0" * 64}])
+def test_settings_that_cannot_be_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        HotpotQATask(write(tmp_path / "samples.json", SAMPLES), **wrong)
 
 
 def test_the_public_files() -> None:

@@ -11,10 +11,12 @@ from kvquilt.evaluation.metrics import (
     bare,
     bare_value,
     contains_em,
+    exact_literal,
     f1_recovery,
     is_marked,
     marked,
     micro_f1_bag,
+    recall,
     squad_em,
     squad_f1,
 )
@@ -132,6 +134,44 @@ def test_contained_words_stand_in_a_row_and_any_accepted_form_counts() -> None:
     assert contains_em("anything", ["the", "!"]) == 0.0  # nothing is left to be found
 
 
+@pytest.mark.parametrize(
+    ("prediction", "right"),
+    [
+        ("FoldError", 1.0),
+        ("\n  FoldError.\nand more", 1.0),
+        ("`FoldError`.", 1.0),
+        ("`FoldError.`", 0.0),
+        ("folderror", 0.0),
+        ("It raises FoldError", 0.0),
+        ("'utf-8'", 1.0),
+        ("utf-8", 0.0),
+        ("0.", 1.0),  # accepted with its full stop
+        ("", 0.0),
+        ("`", 0.0),
+    ],
+)
+def test_an_exact_literal(prediction: str, right: float) -> None:
+    assert exact_literal(prediction, ["FoldError", "'utf-8'", "0."]) == right
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "share"),
+    [
+        ("47113 and 90210.", ["47113, 90210"], 1.0),
+        ("90210,47113", ["47113, 90210"], 1.0),
+        ("The code is 47113\n\nor 4711", ["47113, 90210"], 0.5),
+        ("471139", ["47113, 90210"], 0.0),
+        ("14 MARCH of 1971 and amber", ["14 March, Amber"], 1.0),
+        ("March 14", ["14 March, Amber, Coast"], 0.0),
+        ("amber", ["one, two", "Amber, two"], 0.5),
+        ("", ["47113"], 0.0),
+        ("anything", ["!, anything"], 0.5),  # nothing is left of the first to be found
+    ],
+)
+def test_recall_of_strings(prediction: str, answers: list[str], share: float) -> None:
+    assert recall(prediction, answers) == share
+
+
 def test_recovery() -> None:
     assert f1_recovery(0.7, 0.5, 0.9) == pytest.approx(0.5)
     assert f1_recovery(0.5, 0.5, 0.9) == 0.0
@@ -142,7 +182,7 @@ def test_recovery() -> None:
     assert f1_recovery(0.5, 0.9, 0.2) is None
 
 
-@pytest.mark.parametrize("score", [bag_counts, squad_em, squad_f1, contains_em])
+@pytest.mark.parametrize("score", [bag_counts, squad_em, squad_f1, contains_em, exact_literal, recall])
 @pytest.mark.parametrize("answers", [[], "amber"])
 def test_a_score_needs_a_list_of_answers(score: object, answers: object) -> None:
     with pytest.raises(InputError, match="answers"):

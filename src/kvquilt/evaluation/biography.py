@@ -12,13 +12,16 @@ from functools import lru_cache
 from typing import ClassVar, Literal
 
 from kvquilt.document import Document
-from kvquilt.errors import InputError, nearest
+from kvquilt.errors import InputError
 from kvquilt.evaluation.biography_words import ATTRIBUTES, FAMILY, GIVEN, HE, POOLS, QUESTIONS, SENTENCES, date
+from kvquilt.evaluation.checks import check_count, check_name
+from kvquilt.evaluation.grading import Metric
 from kvquilt.evaluation.item import Item
+from kvquilt.evaluation.splits import SIZES
 from kvquilt.training.exercise import Exercise
 
 SYSTEM = "Answer the question from the documents with the bare value only: no sentence, no other word."
-_SPLITS = ("train", "tuning", "test")
+_SPLITS = ("train", "tuning", "test", "evaluation")
 _FEWEST = 20  # people: below it a split would be empty
 
 
@@ -45,7 +48,8 @@ class Person:
 class BiographyTask:
     """People, split so that nobody stands in two splits: the first half trains and tunes (9 : 1), the second tests.
 
-    One wording of every sentence and of every question occurs in the test split only.
+    One wording of every sentence and of every question occurs in the test split only, which as a task's split is called
+    ``evaluation``.
 
     Attributes:
         random_seed: other seeds give other people.
@@ -53,6 +57,7 @@ class BiographyTask:
         sentences: ``shuffled``, or ``given``: every document states its facts in the same order.
         name_in: ``every`` sentence, or the ``first`` only, with pronouns after it: a fact then belongs to a name that
             stands sentences before it.
+        documents: how many people an item has, if nobody says.
 
     Raises:
         InputError: a setting out of its range.
@@ -62,24 +67,33 @@ class BiographyTask:
     people: int = 2000
     sentences: Literal["shuffled", "given"] = "shuffled"
     name_in: Literal["every", "first"] = "every"
+    documents: int = 5
 
     SYSTEM: ClassVar[str] = SYSTEM
+    name: ClassVar[str] = "biography"
+    system: ClassVar[str] = SYSTEM
+    metric: ClassVar[Metric] = Metric("contains_em")
+    answer_limit: ClassVar[int] = 32
+    splits: ClassVar[tuple[str, ...]] = ("train", "tuning", "evaluation")
+    extractive: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_count("people", self.people, _FEWEST, len(GIVEN) * len(FAMILY))
-        _check_name("sentences", self.sentences, ("shuffled", "given"))
-        _check_name("name_in", self.name_in, ("every", "first"))
+        check_count("people", self.people, _FEWEST, len(GIVEN) * len(FAMILY))
+        check_name("sentences", self.sentences, ("shuffled", "given"))
+        check_name("name_in", self.name_in, ("every", "first"))
+        check_count("documents", self.documents, 1)
 
     def split(self, split: str) -> range:
         """The indices of a split's people."""
-        _check_name("split", split, _SPLITS)
+        check_name("split", split, _SPLITS)
         half = self.people // 2
         trained = half * 9 // 10
-        return {"train": range(trained), "tuning": range(trained, half), "test": range(half, self.people)}[split]
+        test = range(half, self.people)
+        return {"train": range(trained), "tuning": range(trained, half)}.get(split, test)
 
     def person(self, index: int) -> Person:
         """Person `index`, from a generator of random numbers of their own."""
-        _check_count("index", index, 0, self.people - 1)
+        check_count("index", index, 0, self.people - 1)
         draw = random.Random(f"biography person {self.random_seed} {index}")
         given, family = _names(self.random_seed, self.people)[index]
         # days of two digits: "1 May 1950" would stand inside "11 May 1950"
@@ -96,22 +110,34 @@ class BiographyTask:
         document = Document(" ".join(texts), id=f"biography-{self.random_seed}-{index}")
         return Person(index, given, family, facts, document)
 
-    def items(self, split: str, count: int, documents: int = 5, seed: int = 0, among: int | None = None) -> list[Item]:
+    def items(
+        self,
+        split: str,
+        count: int | None = None,
+        documents: int | None = None,
+        seed: int = 0,
+        among: int | None = None,
+    ) -> list[Item]:
         """Questions about one fact of one person each, among others of the same split.
 
         Everybody is asked about once before anybody is twice. Attribute and place of the target are uniform. Family
         names differ within an item, and no other document states the answer. A smaller `count` is a head of a larger.
 
         Args:
+            count: 128 of the tuning split, 256 of the others, if nobody says.
+            documents: the task's own number, if nobody says.
             among: only so many people of the split, so that documents come up again and again, as they do in use.
 
         Raises:
             InputError: an unknown split, a count or number of documents below 1, more documents than the split has
                 different people for.
         """
-        _check_count("count", count, 1)
-        _check_count("documents", documents, 1)
         members = self.split(split)[:among]
+        count = SIZES.get(split, SIZES["evaluation"]) if count is None else count
+        documents = self.documents if documents is None else documents
+        check_count("count", count, 1)
+        check_count("documents", documents, 1)
+        split = "test" if split == "evaluation" else split
         draw = random.Random(f"biography items {self.random_seed} {split} {documents} {seed}")
         targets = draw.sample(members, len(members))
         made = []
@@ -142,10 +168,10 @@ class BiographyTask:
         sizes = [documents] if isinstance(documents, int) else list(documents)
         if not sizes:
             raise InputError("documents", "at least one number is needed")
-        _check_count("count", count, 1)
+        check_count("count", count, 1)
         for size in sizes:
-            _check_count("documents", size, 1)
-        _check_count("questions", questions, 1, min(sizes) * len(ATTRIBUTES))
+            check_count("documents", size, 1)
+        check_count("questions", questions, 1, min(sizes) * len(ATTRIBUTES))
         members = self.split(split)
         draw = random.Random(f"biography exercises {self.random_seed} {split} {sizes} {questions} {seed}")
         made = []
@@ -195,14 +221,3 @@ def _mention(given: str, family: str, named: bool) -> dict[str, str]:
 def _wordings(wordings: tuple[str, ...], test: bool) -> tuple[str, ...]:
     """The last is kept for the test split."""
     return wordings if test else wordings[:-1]
-
-
-def _check_count(field: str, value: int, least: int, most: int | None = None) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):
-        raise InputError(field, f"must be an integer from {least}" + ("" if most is None else f" to {most}"), value)
-
-
-def _check_name(field: str, value: str, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise InputError(field, f"must be one of {', '.join(valid)}{nearest(value, valid)}", value)

@@ -1,14 +1,12 @@
-"""HotpotQA: questions that need two paragraphs, read from a file of the original form (Yang et al., 2018).
+"""HotpotQA: questions that need two paragraphs, read from a file of the original form or the hub's (Yang et al., 2018).
 
 The data are CC BY-SA 4.0 and no part of this project; the caller names a file.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +14,7 @@ from typing import Any, ClassVar
 from kvquilt.document import Document
 from kvquilt.errors import InputError
 from kvquilt.evaluation.item import Item
+from kvquilt.evaluation.rows import check_rows, read_rows, text_of
 from kvquilt.training.exercise import Exercise
 
 _FORM = "must be a list of HotpotQA samples (_id, question, answer, supporting_facts, context)"
@@ -74,7 +73,7 @@ class HotpotQA:
 
     @classmethod
     def read(cls, path: str | Path, *, sha256: str | None = None, with_title: bool = True) -> HotpotQA:
-        """Read a file; the gold paragraphs must be among a sample's own (the distractor setting).
+        """Read a file, or a data set (see `read_rows`), in the distractor setting: a sample has its gold paragraphs.
 
         Args:
             sha256: what the file's digest must be.
@@ -82,19 +81,7 @@ class HotpotQA:
         Raises:
             InputError: the file cannot be read, has another digest or another form.
         """
-        try:
-            raw = Path(path).read_bytes()
-        except OSError as error:
-            raise InputError("path", f"must be a file that can be read: {error.strerror}", str(path)) from error
-        found = hashlib.sha256(raw).hexdigest()
-        if sha256 is not None and found != sha256:
-            raise InputError("path", f"must have the SHA-256 digest {sha256}", found)
-        try:
-            rows = json.loads(raw)
-        except ValueError as error:
-            raise InputError("path", _FORM, "no JSON") from error
-        if not isinstance(rows, list) or not rows:
-            raise InputError("path", _FORM, type(rows).__name__)
+        rows = check_rows(read_rows(path, _FORM, sha256 or ""), _FORM)
         return cls(tuple(_sample(index, row) for index, row in enumerate(rows)), with_title)
 
     def apart_from(self, other: HotpotQA) -> HotpotQA:
@@ -165,14 +152,14 @@ class HotpotQA:
 def _sample(index: int, row: Any) -> Sample:
     try:
         supporting: dict[str, set[int]] = {}
-        for title, sentence in row["supporting_facts"]:
+        for title, sentence in _pairs(row["supporting_facts"], "title", "sent_id"):
             supporting.setdefault(title, set()).add(int(sentence))
         paragraphs = tuple(
-            Paragraph(title, tuple(map(_text, sentences)), frozenset(supporting.pop(title, ())))
-            for title, sentences in row["context"]
+            Paragraph(title, tuple(map(text_of, sentences)), frozenset(supporting.pop(title, ())))
+            for title, sentences in _pairs(row["context"], "title", "sentences")
         )
-        question, answer = _text(row["question"]).strip(), _text(row["answer"]).strip()
-        sample = Sample(_text(row["_id"]), question, answer, paragraphs)
+        question, answer = text_of(row["question"]).strip(), text_of(row["answer"]).strip()
+        sample = Sample(text_of(row["_id" if "_id" in row else "id"]), question, answer, paragraphs)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"path[{index}]", _FORM, type(error).__name__) from error
     if supporting:
@@ -182,7 +169,6 @@ def _sample(index: int, row: Any) -> Sample:
     return sample
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(type(value).__name__)
-    return value
+def _pairs(given: Any, first: str, second: str) -> Iterable[tuple[Any, Any]]:
+    """Pairs as the file has them, or as the hub does: two lists by name."""
+    return zip(given[first], given[second], strict=True) if isinstance(given, dict) else given

@@ -1,7 +1,8 @@
 """Task scores of short answers. Each has its name in every table; they are never mixed.
 
 `micro_f1_bag` is the score that the trained writers' papers publish (KV Packet, SemPIC). `squad_em` and `squad_f1` are
-those of SQuAD and HotpotQA. `contains_em` grades right or wrong. Words are what white space separates.
+those of SQuAD and HotpotQA. `contains_em` and `exact_literal` grade right or wrong, `recall` the strings of needles.
+Words are what white space separates.
 """
 
 from __future__ import annotations
@@ -119,12 +120,36 @@ def contains_em(prediction: str, answers: Sequence[str]) -> float:
     Forms as in `squad_em`. Without those limits a model that restates its context would be right.
     """
     _check_answers(answers)
-    said = _plain((prediction.strip().splitlines() or [""])[0]).split()[:_LIMIT]
+    said = _plain(_first_line(prediction)).split()[:_LIMIT]
+    return float(any(_is_run(_plain(answer).split(), said) for answer in answers))
+
+
+def exact_literal(prediction: str, answers: Sequence[str]) -> float:
+    """1 where the first line is an accepted answer to the letter, else 0.
+
+    Blanks around it, a full stop behind it and backticks around it are taken away first. Case and quotes count: what is
+    accepted without its quotes is an answer of its own.
+    """
+    _check_answers(answers)
+    said = _first_line(prediction).strip()
+    forms = {said, said.removesuffix(".")}
+    forms |= {form.strip("`") for form in forms if form.startswith("`") and form.endswith("`")}
+    return float(not forms.isdisjoint(answers))
+
+
+def recall(prediction: str, answers: Sequence[str]) -> float:
+    """The share of the wanted strings that the prediction has, as whole words in any case.
+
+    An answer is its wanted strings, joined by a comma and a blank; of several answers the best counts. Nothing is taken
+    off for what is said beside them, so the answer's limit in tokens is part of the score.
+    """
+    _check_answers(answers)
+    said = re.findall(r"\w+", prediction.lower())
+    shares = []
     for answer in answers:
-        wanted = _plain(answer).split()
-        if wanted and any(said[i : i + len(wanted)] == wanted for i in range(len(said))):
-            return 1.0
-    return 0.0
+        wanted = [re.findall(r"\w+", part.lower()) for part in answer.split(", ")]
+        shares.append(sum(_is_run(part, said) for part in wanted) / len(wanted))
+    return max(shares)
 
 
 def f1_recovery(arm: float, none: float, full: float) -> float | None:
@@ -141,6 +166,15 @@ def _squad_f1(said: str, wanted: str, closed: bool) -> float:
     if not said or not wanted:
         return float(said == wanted)
     return _overlap(Counter(said.split()), Counter(wanted.split())).f1
+
+
+def _first_line(prediction: str) -> str:
+    return (prediction.strip().splitlines() or [""])[0]
+
+
+def _is_run(wanted: list[str], said: list[str]) -> bool:
+    """Whether the words stand in a row. No words stand nowhere."""
+    return bool(wanted) and any(said[i : i + len(wanted)] == wanted for i in range(len(said)))
 
 
 def _overlap(said: Counter[str], wanted: Counter[str]) -> Counts:
