@@ -87,9 +87,17 @@ def compare(
         spoken = _greedy(model, cache, said[: known + 1], own, ledger) if own else Spoken(true.ids, forced, ledger)
     finally:
         model.pool.release(cache)
-    kl = (true.steps.exp() * (true.steps - forced)).sum(-1).clamp_min(0.0)
-    agree = (true.steps.argmax(-1) == forced.argmax(-1)).float()
-    return Closeness(kl, agree, spoken)
+    return Closeness(*distances(true.steps, forced), spoken)
+
+
+def distances(full: torch.Tensor, method: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """KL(full || method) in nats, and 1.0 where the most likely token is the same, ``[rows]`` each.
+
+    Args:
+        full, method: log-probabilities ``[rows, vocabulary]``.
+    """
+    kl = (full.exp() * (full - method)).sum(-1).clamp_min(0.0)
+    return kl, (full.argmax(-1) == method.argmax(-1)).float()
 
 
 def _greedy(model: LanguageModel, cache: SlotCache, logits: torch.Tensor, tokens: int, ledger: Ledger) -> Spoken:
