@@ -68,6 +68,8 @@ def stored_bytes(engine: Engine) -> dict[str, bytes]:
 def at_rest(engine: Engine, conversations: int = 0, lent: int = 0) -> None:
     """Nothing is held, no hook is left, and only live conversations keep slots; `lent` is what was lent before."""
     engine.store.check_integrity()
+    for notes in engine.reader._notebooks.values():
+        notes.check_integrity()
     assert all(stats.pinned == 0 for stats in engine.store.stats().values())
     assert engine.model.pool.lent == lent + conversations
     assert sum(live.cache is not None for live in engine._live) == conversations

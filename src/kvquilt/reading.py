@@ -102,8 +102,9 @@ class Reader:
 
     def notes(self, tenant: str | None) -> Notebook:
         """What recipes remember about this tenant's documents."""
-        space = namespace(tenant)
-        return self._notebooks.setdefault(space, Notebook(self.store, space, self.model.fingerprint.digest))
+        space, model = namespace(tenant), self.model
+        made = Notebook(self.store, space, model.fingerprint.digest, model.vocabulary)
+        return self._notebooks.setdefault(space, made)
 
     def compiler(
         self,
@@ -145,7 +146,7 @@ class Reader:
 
     def check(self, placement: Placement, method: Method, tenant: str | None = None, new: int = 0) -> None:
         """Raise `InputError` where the method's budget cannot pay for its probe, or `new` tokens do not fit behind."""
-        apart = replace(self, _notebooks={})  # what is only checked counts as no use
+        apart = replace(self, _notebooks={namespace(tenant): self.notes(tenant).apart()})
         request = Request(apart, placement, method, 1, tenant)
         check_placed_fits(self.model.capability, request.placement, new)
         request.allowed(request.scene)

@@ -19,7 +19,7 @@ from kvquilt.writers.digest import Digest
 from kvquilt.writers.in_situ import InSitu
 from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.neighbours import Neighbours
-from kvquilt.writers.notebook import Notebook
+from kvquilt.writers.notebook import Notebook, pack
 from kvquilt.writers.recipe import Recipe
 from kvquilt.writers.recipes import RECIPES as NAMED
 from kvquilt.writers.recipes import Ingredients, recipe
@@ -53,7 +53,7 @@ class Desk:
 
     def __init__(self, store: Store, tenant: str | None = None) -> None:
         self.store, self.tenant, self.model = store, tenant, tiny()
-        self.notes = Notebook(store, namespace(tenant), self.model.fingerprint.digest)
+        self.notes = Notebook(store, namespace(tenant), self.model.fingerprint.digest, self.model.vocabulary)
         self.compiled: list[tuple[Isolated, tuple[int, ...]]] = []
 
     def key(self, writer: Isolated, ids: tuple[int, ...]) -> SegmentKey:
@@ -179,7 +179,7 @@ def test_one_tenant_s_notes_are_not_another_s(name: str, desk: Desk) -> None:
 def test_notes_of_another_model_do_not_count(name: str, desk: Desk) -> None:
     recipe = MADE[name]()
     desk.prepare(recipe, DOCUMENTS)
-    desk.notes = Notebook(desk.store, namespace(None), "another fingerprint")
+    desk.notes = Notebook(desk.store, namespace(None), "another fingerprint", tiny().vocabulary)
     _, reasons = desk.ask(recipe, placed([DOCUMENTS[4], DOCUMENTS[1]]))
     assert all(reasons) or isinstance(recipe, Constant)
 
@@ -208,6 +208,28 @@ def test_a_note_that_says_something_else_counts_as_none(
 
 
 @every
+def test_a_note_with_ids_that_the_model_does_not_have_is_lost_and_said_so(
+    name: str, desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe, written = MADE[name](), dict[tuple[str, str], dict[str, object]]()
+    write = Notebook.write
+    with monkeypatch.context() as patch:
+        patch.setattr(Notebook, "write", lambda _, *note: written.update({note[:2]: note[2]}) or write(_, *note))
+        desk.prepare(recipe, DOCUMENTS[:3])
+    foreign = {"prefix": pack((3, tiny().vocabulary))}
+    for (kind, subject), content in written.items():
+        listed = [
+            {**each, **foreign, "documents": [], "earlier": [], "inter": []} for each in content.get("variants", [])
+        ]
+        assert desk.notes.write(kind, subject, {**content, **foreign, "variants": listed})
+    assert len(written) == (0 if isinstance(recipe, Constant) else 3)
+    _, reasons = desk.ask(recipe, placed(DOCUMENTS[:3]))
+    assert all(reasons) or isinstance(recipe, Constant)
+    assert len([record for record in caplog.records if "cannot be used" in record.message]) == len(written)
+    desk.notes.check_integrity()
+
+
+@every
 def test_notes_that_cannot_be_written_are_counted_and_cost_only_compiles(
     name: str, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,9 +242,9 @@ def test_notes_that_cannot_be_written_are_counted_and_cost_only_compiles(
     desk.prepare(recipe, DOCUMENTS[:3])
     _, reasons = desk.ask(recipe, placed(DOCUMENTS[:3]))
     if isinstance(recipe, Constant):
-        assert desk.notes.failures == 0
+        assert desk.notes.stats().failures == 0
     else:
-        assert desk.notes.failures >= 3
+        assert desk.notes.stats().failures >= 3
         assert all(reasons)
 
 

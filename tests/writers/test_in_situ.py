@@ -19,7 +19,7 @@ from kvquilt.writers.attention_statistics import AttentionStatistics
 from kvquilt.writers.chunk_scores import ChunkScores, document_digest
 from kvquilt.writers.in_situ import InSitu
 from kvquilt.writers.isolated import Isolated
-from kvquilt.writers.notebook import Notebook, Use
+from kvquilt.writers.notebook import Notebook, Use, pack
 from kvquilt.writers.together import compile_together
 from kvquilt.writers.variants import Variant, variants_of, with_variant
 from tests.engines import QUESTION as QUESTION_TEXT
@@ -35,7 +35,7 @@ RECIPE = InSitu(SHARED, 1024)
 
 @pytest.fixture
 def notes() -> Notebook:
-    return Notebook(Store.open(None, 1 << 20), namespace(None), "fingerprint")
+    return Notebook(Store.open(None, 1 << 20), namespace(None), "fingerprint", tiny().vocabulary)
 
 
 def placed(*documents: tuple[int, ...], opening: tuple[int, ...] = SHARED) -> Placement:
@@ -241,6 +241,7 @@ def test_a_variant_survives_its_note_bit_by_bit(notes: Notebook) -> None:
     [
         {"prefix": "x"},
         {"prefix": None},
+        {"prefix": pack((tiny().vocabulary,) * 19)},
         {"documents": [[5, 900]]},
         {"documents": [[9, 5]]},
         {"documents": [[5, 7], [6, 19]]},
@@ -260,7 +261,8 @@ def test_a_variant_survives_its_note_bit_by_bit(notes: Notebook) -> None:
 def test_an_unsound_variant_counts_as_none_and_the_others_stay(change: dict[str, object]) -> None:
     good = scored(SHARED + A, A)
     note = {"variants": [good.as_note() | change, good.as_note()]}
-    assert variants_of(note, len(D)) == [good]
+    assert variants_of(note, len(D), tiny().vocabulary) == ([good], False)
+    assert variants_of({"variants": note["variants"][1:]}, len(D), tiny().vocabulary) == ([good], True)
 
 
 @pytest.mark.parametrize(("field", "value"), [("group", 0), ("variants", 0), ("alpha", -0.1), ("alpha", float("nan"))])

@@ -29,7 +29,7 @@ ALL = [CATS, DOGS, ALONE, MORE_CATS, MORE_DOGS, A_CAT]
 
 
 def notebook() -> Notebook:
-    return Notebook(Store.open(None, 1 << 20), namespace(None), "fingerprint")
+    return Notebook(Store.open(None, 1 << 20), namespace(None), "fingerprint", tiny().vocabulary)
 
 
 def prefixes(recipe: Neighbours, segments: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -122,6 +122,11 @@ class LanguageModel:
         return self.hf.device
 
     @property
+    def vocabulary(self) -> int:
+        """Ids that have an embedding: all below it."""
+        return self.hf.get_input_embeddings().get_parameter("weight").shape[0]
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes of keys and values per token."""
         c = self.capability

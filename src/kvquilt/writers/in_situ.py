@@ -125,7 +125,13 @@ class InSitu:
         return Isolated(prefix, (AttentionStatistics(documents), *self.extras))
 
     def _variants(self, notes: Notebook, ids: tuple[int, ...]) -> list[Variant]:
-        return variants_of(notes.read(_KIND, self._subject(ids)), len(ids))
+        subject = self._subject(ids)
+        if (note := notes.read(_KIND, subject)) is None:
+            return []
+        found, sound = variants_of(note, len(ids), notes.vocabulary)
+        if not sound:
+            notes.lose(_KIND, subject)
+        return found
 
     def _with_uses(self, notes: Notebook, ids: tuple[int, ...]) -> list[Variant]:
         """The variants with all uses so far, to be written."""

@@ -83,10 +83,14 @@ class Neighbours:
         return Isolated(self.shared if prefix is None else prefix, self.extras)
 
     def _noted(self, notes: Notebook, ids: tuple[int, ...]) -> tuple[int, ...] | None:
-        note = notes.read(_KIND, self._subject(ids))
-        prefix = unpack(note.get("prefix")) if note else None
-        fits = prefix is not None and len(prefix) + len(ids) <= max(self.limit, len(self.shared) + len(ids))
-        return prefix if fits else None
+        subject = self._subject(ids)
+        if (note := notes.read(_KIND, subject)) is None:
+            return None
+        prefix = unpack(note.get("prefix"), notes.vocabulary)
+        if prefix is not None and len(prefix) + len(ids) <= max(self.limit, len(self.shared) + len(ids)):
+            return prefix
+        notes.lose(_KIND, subject)
+        return None
 
     def _subject(self, ids: tuple[int, ...]) -> str:
         return digest_fields(

@@ -57,13 +57,14 @@ class Variant:
         }
 
 
-def variants_of(note: Mapping[str, Any] | None, tokens: int) -> list[Variant]:
-    """The variants of a document of so many tokens, oldest first; what is not sound counts as none."""
-    listed = note.get("variants") if note else None
+def variants_of(note: Mapping[str, Any], tokens: int, vocabulary: int) -> tuple[list[Variant], bool]:
+    """The variants of a document of so many tokens, oldest first, and whether all that is noted is sound: what is not
+    is left out."""
+    listed = note.get("variants")
     if not isinstance(listed, list):
-        return []
-    found = (_variant(each, tokens) for each in listed)
-    return [each for each in found if each is not None]
+        return [], False
+    found = [_variant(each, tokens, vocabulary) for each in listed]
+    return [each for each in found if each is not None], None not in found
 
 
 def with_variant(known: list[Variant], new: Variant, most: int) -> tuple[list[Variant], list[Variant]]:
@@ -79,9 +80,10 @@ def with_variant(known: list[Variant], new: Variant, most: int) -> tuple[list[Va
     return [*kept, new], gone
 
 
-def _variant(fields: Any, tokens: int) -> Variant | None:
+def _variant(fields: Any, tokens: int, vocabulary: int) -> Variant | None:
     try:
-        prefix, spans = unpack(fields["prefix"]), tuple((int(a), int(b)) for a, b in fields["documents"])
+        prefix = unpack(fields["prefix"], vocabulary)
+        spans = tuple((int(a), int(b)) for a, b in fields["documents"])
         documents = AttentionStatistics(spans).documents
         earlier = tuple(str(name) for name in fields["earlier"])
         inter = tuple(float(given) for given in fields["inter"])
