@@ -26,6 +26,7 @@ from kvquilt.store import Store
 from kvquilt.writers.isolated import Isolated
 from tests.models import tiny
 from tests.oracle import close, full_prefill, runs_of, stock
+from tests.repair.methods import WHOLE, ids_in_order
 from tests.writers.trained import random_writers
 
 SELECTORS = {name: m.selector for name, m in METHODS.items()}
@@ -33,9 +34,6 @@ every = pytest.mark.parametrize("name", SELECTORS)
 methods = pytest.mark.parametrize("name", METHODS)
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
 families = pytest.mark.parametrize("family", FAMILIES)
-
-# options of selectors that name fewer rows or layers than all, so that they name all
-WHOLE = {"retrieved-document": "documents=3", "epic": "k=40", "droidspeak": "last=3"}
 
 shapes = st.lists(st.tuples(st.sampled_from("iABCD"), st.integers(1, 9)), min_size=1, max_size=7)
 
@@ -158,14 +156,8 @@ def test_all_rows_equal_full_prefill(name: str, family: str) -> None:
     reader, ledger = reader_of(family), Ledger()
     out, cache = reader.read(placement, everything, None, ledger, 0)
     reader.model.pool.release(cache)
-    ids = placement.ids if not ledger.documents else _ids_in_order(placement, ledger)
+    ids = placement.ids if not ledger.documents else ids_in_order(placement, ledger)
     assert close(out, full_prefill(stock(family), ids)[-1:])
-
-
-def _ids_in_order(placement: Placement, ledger: Ledger) -> tuple[int, ...]:
-    """Ids of the prompt with its documents as the ledger says they stood."""
-    runs = {run.document.id: i for i, run in enumerate(placement.runs) if run.document is not None}
-    return placement.reordered([runs[d.id] for d in ledger.documents]).ids
 
 
 @methods

@@ -21,13 +21,17 @@ from kvquilt.reading import Reader
 from kvquilt.repair.budget import Budget
 from kvquilt.repair.presets import METHODS, Method
 from kvquilt.store import Store
+from kvquilt.writers.encoder import ENCODER
 from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.link_tokens import LinkTokens
 from tests.models import build, tiny
 from tests.tokenizers import chatml_tokenizer
 from tests.writers.trained import random_writers
 
+# options of selectors that name fewer rows or layers than all, so that they name all of three documents of forty tokens
+WHOLE = {"retrieved-document": "documents=3", "epic": "k=40", "droidspeak": "last=3"}
 REUSING = [name for name, method in METHODS.items() if method.reuses]
+SLOTTED = [name for name in METHODS if name != ENCODER]  # an encoder's documents have no slots, and tests of their own
 
 
 def reader_of(family: str = "llama", preamble: Sequence[int] = ()) -> Reader:
@@ -46,6 +50,12 @@ def ordered(runs: Sequence[Run], method: Method) -> Placement:
     """The runs in the method's order; its retriever ranks the documents from the first to the last."""
     documents = sum(run.document is not None for run in runs)
     return place_runs(runs, method.order, range(documents) if method.needs_ranking else (), method.moved)
+
+
+def ids_in_order(placement: Placement, ledger: Ledger) -> tuple[int, ...]:
+    """Ids of the prompt with its documents as the ledger says they stood."""
+    runs = {run.document.id: i for i, run in enumerate(placement.runs) if run.document is not None}
+    return placement.reordered([runs[d.id] for d in ledger.documents]).ids
 
 
 def wrapped(reader: Reader, placement: Placement, method: Method) -> Placement:

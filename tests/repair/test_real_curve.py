@@ -17,9 +17,8 @@ from kvquilt.repair.nothing import Nothing
 from kvquilt.repair.presets import METHODS, Method, find_method
 from kvquilt.store import Store
 from kvquilt.writers.isolated import Isolated
-from tests.contracts.test_selector_contract import WHOLE, _ids_in_order
 from tests.engines import TOPICS, documents, make_engine
-from tests.repair.methods import least, ordered, read, within
+from tests.repair.methods import WHOLE, ids_in_order, least, ordered, read, within
 from tests.test_real_models import found
 
 SHARES = (0.1, 0.6)
@@ -75,7 +74,7 @@ def distance(method: Method, share: float | None) -> float:
             read(reader(), placement.reordered(placement.documents()[::-1]), chosen)
         out, cache = reader().read(placement, chosen, None, ledger, 0, 8)
         model().pool.release(cache)
-        full = truth(_ids_in_order(placement, ledger))
+        full = truth(ids_in_order(placement, ledger))
         total.append(float((full.exp() * (full - out.log_softmax(-1))).sum(-1).mean()))
     return sum(total) / len(total)
 
