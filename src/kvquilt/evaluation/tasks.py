@@ -13,12 +13,16 @@ from typing import Any
 from kvquilt.errors import InputError, nearest
 from kvquilt.evaluation.biography import BiographyTask
 from kvquilt.evaluation.hotpotqa_task import HotpotQATask
+from kvquilt.evaluation.musique import MusiqueTask
+from kvquilt.evaluation.squad import SquadTask
 from kvquilt.evaluation.task import Task
 from kvquilt.repair.written import split, value_like
 
 TASKS: dict[str, type[Task]] = {
     "biography": BiographyTask,
     "hotpotqa": HotpotQATask,
+    "musique": MusiqueTask,
+    "squad": SquadTask,
 }
 
 
