@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvquilt.model.intact import additions
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.rows import RowPlan
 from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement, place_runs
@@ -40,10 +41,15 @@ class Check:
     limit: float
 
 
+def limit_of(model: LanguageModel) -> float:
+    """Mean KL in nats up to which two ways of computing the same rows are the same in the model's dtype."""
+    return _ENDPOINT_KL[model.dtype]
+
+
 def check_endpoints(engine: Engine, documents: Sequence[Document]) -> list[Check]:
     """Run every check on a prompt of the first two documents."""
     model = engine.model
-    limit = _ENDPOINT_KL[model.dtype]
+    limit = limit_of(model)
     runs = engine.prompt("What is this about?", list(documents[:2])).runs(model.tokenizer)
     placement = place_runs(runs)
     ids, n = placement.ids, placement.tokens

@@ -1,0 +1,130 @@
+"""Controls that a method must pass before anything is said about it: theorems, tried on the real model and prompt.
+
+Self-transfer: full prefill's own keys and values go through codec, store, placement and slots, and the inline rows are
+computed behind them. All rows: the method's own segments are placed, and every row is computed again. Both must give
+what full prefill gives; where they do not, the path is wrong, and what the method's answers are like says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvquilt.endpoints import Check, limit_of
+from kvquilt.fidelity import distances
+from kvquilt.identity import digest_fields, encode_ids
+from kvquilt.ledger import Ledger
+from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.placement import Order, Placement, place_runs
+from kvquilt.prompt import Run
+from kvquilt.reading import Reader
+from kvquilt.repair.presets import METHODS, Method
+from kvquilt.repair.scene import Scene
+from kvquilt.repair.selector import Choice, Granularity, Probe
+from kvquilt.segment import CompiledSegment, place
+from kvquilt.writers.loaded import soft_rows
+from kvquilt.writers.trained import Trained
+
+if TYPE_CHECKING:
+    from kvquilt.engine import Engine
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OwnRows:
+    """A writer that has its segments already, by ids: full prefill's rows, turned back into the local frame."""
+
+    segments: Mapping[tuple[int, ...], CompiledSegment] = field(repr=False)
+    digest: str
+
+    @property
+    def encoded_behind(self) -> None:
+        return None
+
+    @property
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (), ()
+
+    @property
+    def side(self) -> frozenset[str]:
+        return frozenset()
+
+    def compile(
+        self, model: LanguageModel, segments: Sequence[tuple[int, ...]], counter: RowCounter | None = None
+    ) -> Iterator[tuple[int, CompiledSegment]]:
+        for i, ids in enumerate(segments):
+            yield i, self.segments[ids]
+
+
+@dataclass(frozen=True, slots=True)
+class AllRows:
+    """Every row, once the segments are placed: what full prefill must be, by the path of a method."""
+
+    probe: Probe = Probe.QUESTION
+    granularity: Granularity = Granularity.DOCUMENT
+
+    def least(self, scene: Scene) -> int:
+        return 0
+
+    def choose(self, scene: Scene) -> Choice:
+        return Choice(scene.slots)
+
+
+def check_method(
+    engine: Engine, method: Method, runs: Sequence[Run], ranking: Sequence[int], tenant: str | None
+) -> list[Check]:
+    """What applies of the two controls, on one prompt in the method's own order. No document may stand there twice.
+
+    Positions that documents share are not those of full prefill, so neither applies; nor does the second to trained
+    writers that need rows or layers which full prefill does not have.
+
+    Args:
+        ranking: the documents' indices, the retriever's best first.
+    """
+    if not method.reuses or method.order is Order.SHARED_POSITIONS:
+        return []
+    given = place_runs(runs, method.order, ranking if method.needs_ranking else (), method.moved)
+    limit = limit_of(engine.model)
+    width = min(8, len(given.runs[-1].ids))
+    full, own = _full(engine, given, tenant, width)
+
+    def check(name: str, reader: Reader, same: Method) -> Check:
+        logits, cache = reader.read(given, same, tenant, Ledger(), 1, width)
+        engine.model.pool.release(cache)
+        value = float(distances(full, logits.log_softmax(-1))[0].mean())
+        return Check(name, value <= limit, value, limit)
+
+    try:
+        # the order is the placement's already
+        apart = replace(engine.reader, writer=own, _notebooks={})
+        checks = [check("self-transfer", apart, replace(METHODS["none"], name=method.name))]
+    finally:
+        for ids in own.segments:
+            engine.store.rm(key=engine.reader.key(ids, tenant, own))
+    trained = engine.reader.trained.get(method.writer)
+    if trained is None or (isinstance(trained, Trained) and not soft_rows(trained)):
+        every = Method(method.name, Order.GIVEN, AllRows(), method.summary, writer=method.writer)
+        checks.append(check("all rows", engine.reader, every))
+    return checks
+
+
+def _full(engine: Engine, placement: Placement, tenant: str | None, width: int) -> tuple[torch.Tensor, OwnRows]:
+    """Full prefill's last log-probabilities, and its documents' keys and values as segments."""
+    model, ids = engine.model, placement.ids
+    logits, cache = engine.reader.read(placement, METHODS["full"], tenant, Ledger(), 1, width)
+    try:
+        cut = {}
+        for i in placement.documents():
+            span = placement.span(i)
+            keys = cache.slot_keys[:, 0, :, span.start : span.stop].cpu()
+            values = cache.slot_values[:, 0, :, span.start : span.stop].clone().cpu()
+            standing = CompiledSegment(placement.runs[i].ids, keys, values, span.start)
+            local = torch.empty_like(keys, memory_format=torch.contiguous_format)
+            place(standing, 0, model.capability.tables, local)
+            cut[standing.ids] = CompiledSegment(standing.ids, local, values.contiguous())
+    finally:
+        model.pool.release(cache)
+    digest = digest_fields("kvquilt 2026-11 self-transfer v1", [("prompt", encode_ids(ids))])
+    return logits.log_softmax(-1), OwnRows(cut, digest)

@@ -1,0 +1,68 @@
+"""How arms are written, and which documents their prompts have."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvquilt.document import Document
+from kvquilt.errors import InputError
+from kvquilt.evaluation.arms import find_arm, find_arms
+from kvquilt.evaluation.item import Item
+
+ITEM = Item("one", tuple(Document(c * 3, id=c) for c in "abcd"), "Which?", ("aaa",), (0,), "one", "letters")
+RANKING = [2, 0, 3, 1]
+
+
+def names(written: str, **earlier: object) -> str:
+    return "".join(document.id for document in find_arm(written).documents(ITEM, RANKING, earlier))  # type: ignore[arg-type]
+
+
+def test_documents_of_an_arm() -> None:
+    assert names("none") == names("full") == names("full-again") == "abcd"
+    assert names("no-context") == ""
+    assert [names(f"fewer-documents:{k}") for k in (1, 2, 3, 9)] == ["c", "ac", "acd", "abcd"]
+
+
+def test_the_order_of_another_arm() -> None:
+    moved = {"ledger": {"documents": [{"id": c} for c in "bdac"]}}
+    assert names("full-in-order-of:retrieved-document", **{"retrieved-document": moved}) == "bdac"
+    assert names("full-in-order-of:epic:k=2", **{"epic:k=2": {"ledger": None}}) == "abcd"
+
+
+def test_controls_are_full_prefill() -> None:
+    written = ["no-context", "fewer-documents:2", "full-again", "full-in-order-of:retrieved-document"]
+    assert not any(find_arm(name).method.reuses for name in written)
+    assert [find_arm(name).in_parts for name in written] == [False, False, True, False]
+    assert find_arm("epic:k=2").method.name == "epic:k=2"
+
+
+def test_arms_of_a_run_begin_with_both_references_and_come_once() -> None:
+    assert [arm.name for arm in find_arms(["none", "full", "none", "no-context"])] == ["full", "no-context", "none"]
+    assert [arm.name for arm in find_arms([])] == ["full", "no-context"]
+
+
+@pytest.mark.parametrize(
+    ("written", "rule"),
+    [
+        ("nine", "did you mean 'none'"),
+        ("auto", "name a method"),
+        ("fewer-documents", "fewer-documents:K"),
+        ("fewer-documents:0", "at least 1"),
+        ("fewer-documents:x", "fewer-documents:K"),
+        ("full-in-order-of:full", "keeps the given order"),
+        ("full-in-order-of:nine", "unknown method"),
+        (7, "unknown method"),
+    ],
+)
+def test_what_is_no_arm(written: object, rule: str) -> None:
+    with pytest.raises(InputError, match=rule):
+        find_arm(written)
+
+
+def test_an_order_comes_after_what_it_is_of() -> None:
+    wrong = ["full-in-order-of:retrieved-document", "retrieved-document"]
+    with pytest.raises(InputError, match="must come before"):
+        find_arms(wrong)
+    assert len(find_arms(wrong[::-1])) == 4
+    with pytest.raises(InputError, match="list"):
+        find_arms("none")
