@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvquilt.errors import InputError
+from kvquilt.errors import InputError, LeakageError
 from kvquilt.evaluation.leakage import check_apart
 from kvquilt.evaluation.squad import SquadTask
 
@@ -84,6 +84,14 @@ def test_company_of_other_articles(tmp_path: Path) -> None:
         assert len(item.documents) == 3
         assert [f"of {item.group} " in d.text for d in item.documents] == [n == item.gold[0] for n in range(3)]
     check_apart(task.items("tuning"), task.items("evaluation"))
+
+
+def test_another_file_tunes_if_it_shares_no_paragraph(tmp_path: Path) -> None:
+    path = write(tmp_path, {"data": ARTICLES[1:]})
+    task = SquadTask(path, write(tmp_path, {"data": ARTICLES[:1]}, "tuning.json"))
+    assert [len(task.items(split)) for split in task.splits] == [6, 28]
+    with pytest.raises(LeakageError, match="tuning: must be apart, but share documents squad-1-0, squad-1-1"):
+        SquadTask(path, write(tmp_path, {"data": ARTICLES[:2]}, "tuning.json"))
 
 
 def test_questions_without_an_answer_are_counted(tmp_path: Path) -> None:

@@ -20,16 +20,21 @@ _NAMED = 3  # of what is shared, in the message
 
 def manifest(items: Iterable[Item]) -> frozenset[str]:
     """Digests of all documents of the items: what nothing may be trained, calibrated or tuned on that holds one."""
-    return frozenset(digest for item in items for document in item.documents for digest in digests(document.text))
+    return known(document for item in items for document in item.documents)
+
+
+def known(documents: Iterable[Document]) -> frozenset[str]:
+    """A manifest of documents."""
+    return frozenset(digest for document in documents for digest in digests(document.text))
 
 
 def digests(text: str) -> tuple[str, ...]:
     """What a manifest knows a document's text by: blake3 in hexadecimal, one or two."""
     _, _, rest = text.strip().partition("\n")
-    known = [normalised(text)]
+    texts = [normalised(text)]
     if len(body := normalised(rest)) >= _LEAST:
-        known.append(body)
-    return tuple(blake3(each.encode()).hexdigest() for each in known)
+        texts.append(body)
+    return tuple(blake3(each.encode()).hexdigest() for each in texts)
 
 
 def check_documents_apart(field: str, documents: Iterable[Document], refused: frozenset[str]) -> None:

@@ -17,6 +17,7 @@ from kvquilt.errors import InputError
 from kvquilt.evaluation.checks import check_count, check_name
 from kvquilt.evaluation.grading import Metric
 from kvquilt.evaluation.item import Item
+from kvquilt.evaluation.leakage import check_documents_apart, known
 from kvquilt.evaluation.rows import read_rows, text_of
 from kvquilt.evaluation.splits import SPLITS, Divided, check_asked, in_turns
 
@@ -63,6 +64,7 @@ class SquadTask:
 
     Raises:
         InputError: a file that cannot be read or has another form, a setting out of its range.
+        LeakageError: a paragraph would tune and evaluate.
     """
 
     path: str | Path
@@ -89,7 +91,13 @@ class SquadTask:
         skipped: Counter[str] = Counter()
         read = _articles(read_rows(self.path, _FORM, self.sha256), skipped)
         tuning = _articles(read_rows(self.tuning, _FORM), skipped) if self.tuning else None
-        object.__setattr__(self, "articles", Divided.of(read, self.share, tuning))
+        articles = Divided.of(read, self.share, tuning)
+        tuned, evaluation = (
+            [article.document(n) for article in some for n in range(len(article.paragraphs))]
+            for some in (articles.tuning, articles.evaluation)
+        )
+        check_documents_apart("tuning", tuned, known(evaluation))
+        object.__setattr__(self, "articles", articles)
         object.__setattr__(self, "skipped", dict(skipped))
 
     def items(self, split: str, count: int | None = None, *, seed: int = 0) -> list[Item]:

@@ -12,7 +12,9 @@ from typing import Any
 
 from kvquilt.errors import InputError, nearest
 from kvquilt.evaluation.biography import BiographyTask
+from kvquilt.evaluation.dialogue import DialogueTask
 from kvquilt.evaluation.hotpotqa_task import HotpotQATask
+from kvquilt.evaluation.jsonl import JsonlTask
 from kvquilt.evaluation.musique import MusiqueTask
 from kvquilt.evaluation.squad import SquadTask
 from kvquilt.evaluation.task import Task
@@ -23,6 +25,8 @@ TASKS: dict[str, type[Task]] = {
     "hotpotqa": HotpotQATask,
     "musique": MusiqueTask,
     "squad": SquadTask,
+    "dialogue": DialogueTask,
+    "jsonl": JsonlTask,
 }
 
 

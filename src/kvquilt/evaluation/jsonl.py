@@ -1,0 +1,113 @@
+"""A user's own questions: a JSONL file, ``{"documents": [...], "question": ..., "answers": [...]}`` a line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kvquilt.errors import InputError
+from kvquilt.evaluation.checks import check_count
+from kvquilt.evaluation.grading import Metric
+from kvquilt.evaluation.item import Item
+from kvquilt.evaluation.leakage import check_apart, digests, normalised
+from kvquilt.evaluation.lines import given_documents, given_text, given_texts, read_lines
+from kvquilt.evaluation.splits import SPLITS, Divided, check_asked, in_turns
+
+_FORM = 'must be an object: {"documents": [...], "question": ..., "answers": [...]}'
+
+
+@dataclass(frozen=True, slots=True)
+class JsonlTask:
+    """One item a line: the first half of the groups tunes, the other evaluates. Groups take turns.
+
+    ``documents``: texts, or objects with ``text`` and, if wanted, ``id``. ``answers``: all accepted. A line may
+    also have ``id``, ``gold`` (indices of the documents that the answer rests on) and ``group``.
+
+    Lines that share a group, a document or a question are one group, so that what tunes is apart from what evaluates.
+    Where all lines are one group, all of it evaluates, and tuning needs a file of its own.
+
+    Attributes:
+        path: the file.
+        tuning: the file that tunes; without one, the first `share` of `path`'s groups do.
+        system: the message that the questions are asked under.
+        grader: see `Metric`, as `form` and `right`.
+
+    Raises:
+        InputError: names line and field; a setting out of its range.
+        LeakageError: the two files share something.
+    """
+
+    path: str | Path
+    tuning: str | Path = ""
+    share: float = 0.5
+    system: str = "Answer the question from the documents. Give the answer only, in as few words as possible."
+    grader: str = "contains_em"
+    form: str = "whole"
+    right: float = 1.0
+    answer_limit: int = 32
+    groups: Divided[tuple[Item, ...]] = field(init=False, repr=False, compare=False)
+    metric: Metric = field(init=False, repr=False, compare=False)
+
+    name: ClassVar[str] = "jsonl"
+    splits: ClassVar[tuple[str, ...]] = SPLITS
+    extractive: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_count("answer_limit", self.answer_limit, 1)
+        object.__setattr__(self, "metric", Metric(self.grader, self.form, self.right))
+        read = _grouped(_items(self.path))
+        tuning = _grouped(_items(self.tuning)) if self.tuning else None
+        object.__setattr__(self, "groups", Divided.of(read, self.share, tuning))
+        if tuning is not None:
+            check_apart(self.items("tuning"), self.items("evaluation"))
+
+    def items(self, split: str, count: int | None = None, *, seed: int = 0) -> list[Item]:
+        """As every task's; nothing is drawn, so `seed` changes nothing."""
+        check_asked(count)
+        return in_turns(self.groups.split(split))[:count]
+
+
+def _items(path: str | Path) -> list[Item]:
+    made = [_item(data, where) for where, data in read_lines("path", Path(path), _FORM)]
+    first: dict[str, int] = {}
+    for n, item in enumerate(made):
+        if first.setdefault(item.id, n) != n:
+            raise InputError("path", "ids must tell lines apart: an id comes up twice", item.id)
+    return made
+
+
+def _item(data: dict[str, Any], where: str) -> Item:
+    name = given_text(data, "id", where, where.replace(" ", "-"))
+    gold = data.get("gold", [])
+    if not isinstance(gold, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in gold):
+        raise InputError(f"{where}: gold", "must be a list of indices of documents", type(gold).__name__)
+    group = given_text(data, "group", where, name)
+    documents, question = given_documents(data, where), given_text(data, "question", where)
+    answers = given_texts(data, "answers", where)
+    try:
+        return Item(name, documents, question, answers, tuple(gold), group, "jsonl")
+    except InputError as error:
+        raise InputError(f"{where}: {error.field}", error.rule, error.got) from None
+
+
+def _grouped(items: list[Item]) -> list[tuple[Item, ...]]:
+    """Items that share something, directly or through others, in the order of their first, which names the group."""
+    above = list(range(len(items)))
+
+    def root(n: int) -> int:
+        while above[n] != n:
+            above[n] = n = above[above[n]]
+        return n
+
+    first: dict[tuple[str, str], int] = {}
+    for n, item in enumerate(items):
+        marks = [("group", item.group), ("question", normalised(item.question))]
+        marks += [("document", digest) for document in item.documents for digest in digests(document.text)]
+        for mark in marks:
+            one, other = sorted((root(first.setdefault(mark, n)), root(n)))
+            above[other] = one
+    groups: dict[int, list[Item]] = {}
+    for n, item in enumerate(items):
+        groups.setdefault(root(n), []).append(replace(item, group=items[root(n)].group))
+    return list(map(tuple, groups.values()))

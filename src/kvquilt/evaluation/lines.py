@@ -1,0 +1,86 @@
+"""A JSONL file's objects and the documents in them; errors name the line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kvquilt.document import Document
+from kvquilt.errors import InputError
+
+
+def read_lines(field: str, path: Path, form: str) -> list[tuple[str, dict[str, Any]]]:
+    """``line N`` and its object, for every line that is not blank.
+
+    Args:
+        field: what names the file, for errors about all of it.
+        form: the rule that a line breaks which is no object.
+
+    Raises:
+        InputError: names the line; also a file that cannot be read or holds nothing.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(field, f"the file cannot be read: {error}", str(path)) from None
+    found = [(f"line {n}", line) for n, line in enumerate(lines, start=1) if line.strip()]
+    if not found:
+        raise InputError(field, "the file holds no line", str(path))
+    return [(where, _object(line, where, form)) for where, line in found]
+
+
+def given_documents(data: dict[str, Any], where: str) -> tuple[Document, ...]:
+    """``documents`` of an object: texts, or objects with ``text`` and, if wanted, ``id`` (by default of the text).
+
+    Raises:
+        InputError: names line and field.
+    """
+    given = data.get("documents")
+    if not isinstance(given, list) or not given:
+        raise InputError(f"{where}: documents", "must be a list of at least one document", type(given).__name__)
+    return tuple(_document(each, f"{where}: documents[{n}]") for n, each in enumerate(given))
+
+
+def given_texts(data: dict[str, Any], field: str, where: str) -> tuple[str, ...]:
+    """A list of texts by name.
+
+    Raises:
+        InputError: names line and field.
+    """
+    given = data.get(field)
+    if not isinstance(given, list) or not given or not all(isinstance(each, str) and each.strip() for each in given):
+        raise InputError(f"{where}: {field}", "must be a list of at least one text, none empty", type(given).__name__)
+    return tuple(given)
+
+
+def given_text(data: dict[str, Any], field: str, where: str, default: str | None = None) -> str:
+    """A text by name; without a default it must be there.
+
+    Raises:
+        InputError: names line and field.
+    """
+    given = data.get(field, default)
+    if not isinstance(given, str) or not given.strip():
+        raise InputError(f"{where}: {field}", "must be a text that is not empty", type(given).__name__)
+    return given
+
+
+def _object(line: str, where: str, form: str) -> dict[str, Any]:
+    try:
+        data: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise InputError(where, form)
+    return data
+
+
+def _document(given: Any, where: str) -> Document:
+    fields = {"text": given} if isinstance(given, str) else given
+    if not isinstance(fields, dict) or "text" not in fields:
+        raise InputError(where, "must be a text, or an object with text", type(given).__name__)
+    try:
+        return Document(fields["text"], id=fields.get("id"))  # type: ignore[arg-type]  # None: of the text
+    except InputError as error:
+        raise InputError(f"{where}.{error.field.removeprefix('Document.')}", error.rule, error.got) from None
