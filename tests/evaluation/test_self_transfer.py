@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def runs_of(engine: Engine) -> tuple[Run, ...]:
 def test_every_method_that_they_apply_to_passes(name: str) -> None:
     with make_engine(trained=True) as engine:
         lent = engine.model.pool.lent
-        checks = check_method(engine, METHODS[name], runs_of(engine), [1, 2, 0], None)
+        checks = check_method(engine, METHODS[name], runs_of(engine), [1, 2, 0])
         assert all(check.passed and 0 <= check.value <= check.limit for check in checks)
         found = [check.name for check in checks]
         assert found in ([], ["self-transfer"], ["self-transfer", "all rows"])
@@ -40,17 +41,20 @@ def test_every_method_that_they_apply_to_passes(name: str) -> None:
 @pytest.mark.parametrize("family", ["gemma3", "phi3-partial", "llama-yarn"])
 def test_other_rotations_and_windows_pass(family: str) -> None:
     with make_engine(family) as engine:
-        checks = check_method(engine, find_method("retrieved-document"), runs_of(engine), [0, 2, 1], None)
+        checks = check_method(engine, find_method("retrieved-document"), runs_of(engine), [0, 2, 1])
         assert len(checks) == 2
         assert all(check.passed for check in checks)
 
 
-def test_nothing_of_the_control_stays_in_the_store() -> None:
-    with make_engine() as engine:
+@pytest.mark.parametrize("name", ["none", "cache-craft"])
+def test_nothing_of_the_control_stays_in_the_store_or_is_learnt(name: str, tmp_path: Path) -> None:
+    with make_engine(directory=tmp_path) as engine:
         engine.ask(QUESTION, documents(3), method="none", max_new_tokens=1)
         before = stored_bytes(engine)
-        check_method(engine, METHODS["none"], runs_of(engine), [0, 1, 2], None)
+        files = {path for path in tmp_path.rglob("*") if path.is_file()}
+        check_method(engine, METHODS[name], runs_of(engine), [0, 1, 2])
         assert stored_bytes(engine) == before
+        assert {path for path in tmp_path.rglob("*") if path.is_file()} == files
 
 
 def test_a_broken_way_to_the_slots_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +65,7 @@ def test_a_broken_way_to_the_slots_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(operator, "place", beside)
     with make_engine() as engine:
-        transfer, every = check_method(engine, METHODS["none"], runs_of(engine), [0, 1, 2], None)
+        transfer, every = check_method(engine, METHODS["none"], runs_of(engine), [0, 1, 2])
         assert not transfer.passed
         assert transfer.value > 100 * transfer.limit
         # the opening and the document behind it are exact: they are not computed again

@@ -15,12 +15,11 @@ import torch
 
 from kvquilt.endpoints import Check, limit_of
 from kvquilt.fidelity import distances
-from kvquilt.identity import digest_fields, encode_ids
+from kvquilt.identity import digest_fields, encode_ids, namespace
 from kvquilt.ledger import Ledger
 from kvquilt.model.language_model import LanguageModel, RowCounter
 from kvquilt.placement import Order, Placement, place_runs
 from kvquilt.prompt import Run
-from kvquilt.reading import Reader
 from kvquilt.repair.presets import METHODS, Method
 from kvquilt.repair.scene import Scene
 from kvquilt.repair.selector import Choice, Granularity, Probe
@@ -30,6 +29,8 @@ from kvquilt.writers.trained import Trained
 
 if TYPE_CHECKING:
     from kvquilt.engine import Engine
+
+_TENANT = "kvquilt self-transfer"  # of segments that are gone when a control ends
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -72,13 +73,11 @@ class AllRows:
         return Choice(scene.slots)
 
 
-def check_method(
-    engine: Engine, method: Method, runs: Sequence[Run], ranking: Sequence[int], tenant: str | None
-) -> list[Check]:
+def check_method(engine: Engine, method: Method, runs: Sequence[Run], ranking: Sequence[int]) -> list[Check]:
     """What applies of the two controls, on one prompt in the method's own order. No document may stand there twice.
 
     Positions that documents share are not those of full prefill, so neither applies; nor does the second to trained
-    writers that need rows or layers which full prefill does not have.
+    writers that need rows or layers which full prefill does not have. Nothing stays in the store, and no recipe learns.
 
     Args:
         ranking: the documents' indices, the retriever's best first.
@@ -86,34 +85,30 @@ def check_method(
     if not method.reuses or method.order is Order.SHARED_POSITIONS:
         return []
     given = place_runs(runs, method.order, ranking if method.needs_ranking else (), method.moved)
-    limit = limit_of(engine.model)
-    width = min(8, len(given.runs[-1].ids))
-    full, own = _full(engine, given, tenant, width)
-
-    def check(name: str, reader: Reader, same: Method) -> Check:
-        logits, cache = reader.read(given, same, tenant, Ledger(), 1, width)
-        engine.model.pool.release(cache)
-        value = float(distances(full, logits.log_softmax(-1))[0].mean())
-        return Check(name, value <= limit, value, limit)
-
-    try:
-        # the order is the placement's already
-        apart = replace(engine.reader, writer=own, _notebooks={})
-        checks = [check("self-transfer", apart, replace(METHODS["none"], name=method.name))]
-    finally:
-        for ids in own.segments:
-            engine.store.rm(key=engine.reader.key(ids, tenant, own))
-    trained = engine.reader.trained.get(method.writer)
+    limit, width = limit_of(engine.model), min(8, len(given.runs[-1].ids))
+    full, own = _full(engine, given, width)
+    reader = replace(engine.reader, _notebooks={})
+    # their order is the placement's already
+    same = {"self-transfer": (replace(reader, writer=own), replace(METHODS["none"], name=method.name))}
+    trained = reader.trained.get(method.writer)
     if trained is None or (isinstance(trained, Trained) and not soft_rows(trained)):
-        every = Method(method.name, Order.GIVEN, AllRows(), method.summary, writer=method.writer)
-        checks.append(check("all rows", engine.reader, every))
+        same["all rows"] = reader, Method(method.name, Order.GIVEN, AllRows(), method.summary, writer=method.writer)
+    checks = []
+    try:
+        for name, (read_with, as_full) in same.items():
+            logits, cache = read_with.read(given, as_full, _TENANT, Ledger(), 1, width)
+            engine.model.pool.release(cache)
+            value = float(distances(full, logits.log_softmax(-1))[0].mean())
+            checks.append(Check(name, value <= limit, value, limit))
+    finally:
+        engine.store.rm(namespace=namespace(_TENANT))
     return checks
 
 
-def _full(engine: Engine, placement: Placement, tenant: str | None, width: int) -> tuple[torch.Tensor, OwnRows]:
+def _full(engine: Engine, placement: Placement, width: int) -> tuple[torch.Tensor, OwnRows]:
     """Full prefill's last log-probabilities, and its documents' keys and values as segments."""
     model, ids = engine.model, placement.ids
-    logits, cache = engine.reader.read(placement, METHODS["full"], tenant, Ledger(), 1, width)
+    logits, cache = engine.reader.read(placement, METHODS["full"], _TENANT, Ledger(), 1, width)
     try:
         cut = {}
         for i in placement.documents():

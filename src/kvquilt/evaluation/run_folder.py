@@ -1,0 +1,124 @@
+"""The folder of a run: what it is a run of, what its items are, and a line for each item and arm."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from kvquilt.errors import InputError, IntegrityError
+from kvquilt.files import write_atomically
+from kvquilt.training.folder import writing
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationFolder:
+    """``run.json``, ``items.jsonl`` and ``lines.jsonl``; the first two are there before the third begins."""
+
+    path: Path
+
+    @property
+    def run(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def items(self) -> Path:
+        return self.path / "items.jsonl"
+
+    @property
+    def lines(self) -> Path:
+        return self.path / "lines.jsonl"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else runs into it meanwhile.
+
+        Raises:
+            InputError: somebody does.
+            StoreUnavailableError: the folder cannot be written.
+        """
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / ".lock", timeout=0)
+            try:
+                lock.acquire()
+            except Timeout:
+                raise InputError("folder", "another process evaluates into this folder", str(self.path)) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def write(self, run: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> None:
+        """What the run is, last: where it stands, its items do."""
+        with writing(self.path):
+            write_atomically(self.items, "".join(json.dumps(item) + "\n" for item in items).encode())
+            write_atomically(self.run, (json.dumps(run, indent=1) + "\n").encode())
+
+    def read_run(self) -> dict[str, Any] | None:
+        """None where there is none yet.
+
+        Raises:
+            IntegrityError: it is damaged.
+        """
+        try:
+            found = json.loads(self.run.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise IntegrityError(f"{self.run}: not the description of a run") from error
+        if not isinstance(found, dict) or not {"run", "about", "controls"} <= found.keys():
+            raise IntegrityError(f"{self.run}: not the description of a run")
+        return found
+
+    def read_items(self) -> list[Line]:
+        """Raises `IntegrityError`: damaged."""
+        try:
+            raw = self.items.read_bytes()
+        except FileNotFoundError as error:
+            raise IntegrityError(f"{self.items} is missing") from error
+        return [_line(self.items, number, each) for number, each in enumerate(raw.splitlines(), start=1)]
+
+    def read_lines(self) -> list[Line]:
+        """All whole lines: one that is half written, as the last may be, does not count.
+
+        Raises:
+            IntegrityError: another one is damaged.
+        """
+        try:
+            *whole, _ = self.lines.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return []
+        return [_line(self.lines, number, each) for number, each in enumerate(whole, start=1)]
+
+    def drop_half_line(self) -> None:
+        """Cut off what stands behind the last whole line, so that the next one begins a line."""
+        with writing(self.lines):
+            whole = self.lines.read_bytes().rpartition(b"\n") if self.lines.exists() else (b"", b"", b"")
+            if whole[2]:
+                write_atomically(self.lines, whole[0] + whole[1])
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """One line more, on disk when this returns."""
+        with writing(self.lines), self.lines.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(line) + "\n")
+            out.flush()
+            os.fsync(out.fileno())
+
+
+def _line(path: Path, number: int, raw: bytes) -> Line:
+    try:
+        found = json.loads(raw)
+    except ValueError as error:
+        raise IntegrityError(f"{path}: line {number} is damaged") from error
+    if not isinstance(found, dict):
+        raise IntegrityError(f"{path}: line {number} is damaged")
+    return found
