@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from training_measured import training_sections
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "results.svg"
@@ -57,6 +59,7 @@ def results_page(note: str) -> str:
     rows += _store_rows()
     lines += _table(["ratio", "context tokens", "measured", "bar", "met"], rows)
     lines += ["", "## What reuse does to answers", "", *_quality()]
+    lines += training_sections()
     return "\n".join([*lines, ""])
 
 
