@@ -32,7 +32,8 @@ from kvquilt.bench import environment, portable
 from kvquilt.config import Settings
 from kvquilt.model.graph import frozen
 from kvquilt.model.load import load_model
-from kvquilt.training.components import Components, Shape
+from kvquilt.training.components import Components
+from kvquilt.training.shape import Shape
 from kvquilt.training.student import Student
 from kvquilt.training.teacher import Branches
 

@@ -26,11 +26,13 @@ from kvquilt.writers.loaded import KINDS
 from tests.engines import AFFORDABLE, PLAIN, QUESTION, SETTINGS, at_rest, documents, make_engine, stored_bytes
 from tests.models import FAMILIES, build, tiny
 from tests.oracle import full_prefill, random_ids, stock
+from tests.repair.methods import SLOTTED
 from tests.templates import GEMMA
 from tests.tokenizers import byte_level
 
 families = pytest.mark.parametrize("family", FAMILIES)
 methods = pytest.mark.parametrize("method", AFFORDABLE.values(), ids=AFFORDABLE)
+slotted = pytest.mark.parametrize("method", [AFFORDABLE[name] for name in SLOTTED], ids=SLOTTED)
 
 
 @pytest.fixture
@@ -122,7 +124,7 @@ def test_rows_all_never_flips_a_greedy_answer_of_a_fixed_set() -> None:
         assert torch.equal(out.argmax(-1), full_prefill(stock("qwen3"), ids)[-20:].argmax(-1))
 
 
-@methods
+@slotted
 def test_decode_positions_continue_from_the_last_logical_one(engine: Engine, method: str) -> None:
     seen: list[list[int]] = []
 
@@ -350,7 +352,7 @@ def test_a_single_document_is_exact_or_computed_in_place() -> None:
         engine.close()
 
 
-@methods
+@slotted
 @pytest.mark.parametrize(
     "shape",
     ["iA", "A", "AB", "Ai", "ABi", "iAiBi", "iAAi", "AiA", "iABCi", "iABAi", "iiABii", "AiBiC", "i"],

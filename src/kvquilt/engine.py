@@ -36,7 +36,7 @@ from kvquilt.tuning import tune
 from kvquilt.tuning_report import TuneReport
 from kvquilt.tuning_samples import Question
 from kvquilt.writers.isolated import Isolated
-from kvquilt.writers.loaded import Given, Usable, load_all, load_one, method_of
+from kvquilt.writers.loaded import Given, Usable, load_all, load_one, method_of, paired
 
 log = logging.getLogger(__name__)
 SYSTEM = "Answer the question with the help of the documents. Be brief."
@@ -78,7 +78,7 @@ class Engine:
         else:
             prefix = preamble if shared_prefix else ()
         self.writer = Isolated(prefix)
-        self.reader = Reader(model, store, self.writer, preamble, helper, load_all(writers, model))
+        self.reader = Reader(model, store, self.writer, preamble, helper, load_all(paired(writers), model))
         self._live: deque[Live] = deque()
         self._lock = threading.Lock()
         self._measured = Measured(self)

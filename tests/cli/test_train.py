@@ -161,3 +161,45 @@ def test_a_writer_of_another_dtype_may_be_a_start_and_runs_share_a_teacher(
     other = train(run, folder, tmp_path / "third", *options, "--from", first, "--dtype", "bfloat16")
     assert other.code == 0, other.err
     assert "a start, no more" in other.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("link-tokens", ("--links", 2)),
+        ("encoder", ("--every", 2)),
+        ("block-tuned", ("--rank", 2)),
+        ("block-tuned", ("--rank", 0, "--full-share", 0.25)),
+    ],
+)
+def test_every_kind_is_trained_and_used(
+    run: Run, folder: Path, tmp_path: Path, kind: str, sizes: tuple[object, ...]
+) -> None:
+    out = tmp_path / "writer"
+    done = run("train", "--writer", kind, "--data", folder, "--out", out, *FAST, "--steps", 1, "--held-out", 0, *sizes)
+    assert done.code == 0, done.err
+    method = "none" if kind == "block-tuned" else kind
+    asked = ("ask", "--docs", folder, "What?", "--max-new-tokens", 2, "--json", "--method", method)
+    if kind == "block-tuned":
+        run(*asked)
+    compiled = []
+    for _ in range(2):
+        answer = run(*asked, "--writer", out)
+        assert answer.code == 0, answer.err
+        assert answer.json["method"] == method
+        compiled.append(answer.json["ledger"]["forward_tokens"]["compile"])
+    assert compiled[0] > 0, "nothing that the plain model compiled is taken for a tuned reader's"
+    assert compiled[1] == 0
+
+
+def test_a_size_that_a_kind_has_not_is_an_error(run: Run, folder: Path, tmp_path: Path) -> None:
+    wrong = run("train", "--writer", "encoder", "--data", folder, "--out", tmp_path / "w", *FAST, "--rank", 2)
+    assert wrong.code == 2
+    assert "rank: encoder has none of that; it has every" in wrong.err
+    two = ("--writer", tmp_path / "a", "--writer", tmp_path / "b")
+    for name in ("a", "b"):
+        assert run("train", "--writer", "block-tuned", "--data", folder, "--out", tmp_path / name, *FAST, "--steps", 1,
+                   "--held-out", 0, "--rank", 1).code == 0  # fmt: skip
+    refused = run("ask", "--docs", folder, *two, "What?")
+    assert refused.code == 2
+    assert "one tuned reader at most" in refused.err

@@ -18,7 +18,7 @@ from kvquilt.repair.presets import METHODS
 from tests.engines import QUESTION, at_rest, documents, make_engine, stored_bytes
 from tests.models import tiny
 from tests.oracle import runs_of
-from tests.repair.methods import ordered, read, reader_of, roomy, small
+from tests.repair.methods import SLOTTED, ordered, read, reader_of, roomy, small
 
 methods = pytest.mark.parametrize("name", METHODS)
 
@@ -161,7 +161,7 @@ def followed(engine: Engine, docs: list[Document], method: str, questions: list[
     return out
 
 
-@methods
+@pytest.mark.parametrize("name", SLOTTED)
 def test_a_follow_up_continues_the_repaired_prompt(engine: Engine, name: str) -> None:
     """Two turns behind every method equal the same tokens fed one by one behind the same cache."""
     docs, method, questions = documents(3), written(name), ["And then?", "Why is that so?"]

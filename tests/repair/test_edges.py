@@ -16,13 +16,13 @@ from kvquilt.model.rows import current_plan
 from kvquilt.repair.presets import METHODS
 from tests.engines import QUESTION, documents, make_engine
 from tests.oracle import close, full_prefill, pure_reuse, runs_of, stock
-from tests.repair.methods import least, ordered, read, reader_of, refused, rows_passing, small, within, wrapped
+from tests.repair.methods import SLOTTED, least, ordered, read, reader_of, refused, rows_passing, small, within, wrapped
 
 methods = pytest.mark.parametrize("name", METHODS)
 shapes = st.sampled_from(["A", "iA", "AB", "iAiB", "AA", "iABA", "i", "ii", "BiA", "ABi"])
 
 
-@methods
+@pytest.mark.parametrize("name", SLOTTED)
 @settings(max_examples=8, deadline=None)
 @given(shapes, st.sampled_from([1, 5, 40]), st.sampled_from([0, 30, 80, 10**6]))
 def test_prompts_that_end_with_a_document_or_have_none(name: str, shape: str, logits: int, budget: int) -> None:

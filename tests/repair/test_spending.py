@@ -15,6 +15,7 @@ from kvquilt.repair.presets import METHODS, Method
 from tests.oracle import close, full_prefill, runs_of, stock
 from tests.repair.methods import (
     REUSING,
+    SLOTTED,
     Passed,
     least,
     ordered,
@@ -51,7 +52,7 @@ def unavoidable(placement: Placement, preamble: tuple[int, ...]) -> int:
     return 3 * (inline - len(preamble))
 
 
-@reusing
+@pytest.mark.parametrize("name", [name for name in REUSING if name in SLOTTED])
 @pytest.mark.parametrize(("family", "preamble"), [("llama", ()), ("gemma3", OPENING)], ids=["alone", "behind"])
 def test_no_budget_is_ever_exceeded_and_the_ledger_says_what_hooks_saw(
     family: str, name: str, preamble: tuple[int, ...]
@@ -103,7 +104,7 @@ def test_the_least_possible_really_is_the_least(name: str, preamble: tuple[int, 
         assert enough - ledger.spending.probe <= 3 + enough // 20, "a least far above what the probe takes"
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SLOTTED)
 def test_estimated_work_follows_the_rows_and_all_of_them_are_a_full_prefill(name: str) -> None:
     reader = reader_of()
     method = within(METHODS[name], share=1.0) if METHODS[name].reuses else METHODS[name]

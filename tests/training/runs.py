@@ -12,11 +12,11 @@ import torch
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.prompt import Document
 from kvquilt.template import PromptTemplate
-from kvquilt.training.components import Shape
 from kvquilt.training.config import TrainConfig
 from kvquilt.training.exercise import Exercise
 from kvquilt.training.folder import RunFolder
 from kvquilt.training.objective import Objective
+from kvquilt.training.shape import Shape
 from kvquilt.training.trainer import Trainer
 from tests.models import tiny
 

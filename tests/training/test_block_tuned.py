@@ -177,4 +177,4 @@ def test_other_tensors_are_another_model() -> None:
     with pytest.raises(InputError, match="at least one"):
         Tuning.of(model.fingerprint, {}, 16.0)
     with pytest.raises(InputError, match="between 0 and 1"):
-        BlockStudent(model, full=1.5)
+        TunedShape(full_share=1.5)

@@ -13,9 +13,9 @@ import torch
 
 from kvquilt.errors import InputError, NumericsError, UnsupportedModelError
 from kvquilt.training import learner as learning
-from kvquilt.training.components import Shape
 from kvquilt.training.config import KINDS, TrainConfig, own, published
 from kvquilt.training.schedule import Schedule
+from kvquilt.training.shape import Shape
 from kvquilt.training.teacher import Target, Teacher
 from kvquilt.writers.artefact import load_writer, read_manifest
 from tests.models import tiny

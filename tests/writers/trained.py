@@ -7,8 +7,10 @@ import functools
 import torch
 
 from kvquilt.model.language_model import LanguageModel
-from kvquilt.training.components import TARGETS, linear_layers
+from kvquilt.training.encoder import EncoderShape
+from kvquilt.training.shape import TARGETS, linear_layers
 from kvquilt.writers.artefact import make_writer
+from kvquilt.writers.encoder import Encoder, make_encoder
 from kvquilt.writers.link_tokens import LinkTokens
 from kvquilt.writers.loaded import Usable
 from kvquilt.writers.trained import Trained
@@ -54,7 +56,17 @@ def random_links(model: LanguageModel, seed: int = 0) -> LinkTokens:
     return LinkTokens.of(model.fingerprint, drawn, base_name=model.name)
 
 
+def random_encoder(model: LanguageModel, gates: float = 0.7, every: int = 1, seed: int = 0) -> Encoder:
+    """Whose cross layers change a lot, unless the gates are 0."""
+    named = EncoderShape(every).drawn(model, seed)
+    for name in named:
+        if name.endswith("gate"):
+            named[name].fill_(gates)
+    return make_encoder(model.fingerprint, named, every, model.name)
+
+
 @functools.cache
 def random_writers(model: LanguageModel) -> dict[str, Usable]:
     """One of each kind, by kind; shared by tests, which must not change it."""
-    return {**{kind: random_writer(model, kind) for kind in SHAPES}, "link-tokens": random_links(model)}
+    made: dict[str, Usable] = {kind: random_writer(model, kind) for kind in SHAPES}
+    return made | {"link-tokens": random_links(model), "encoder": random_encoder(model)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,11 +17,11 @@ from kvquilt.errors import InputError
 log = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from kvquilt.config import Settings
+    from kvquilt.training.begun import Begun
     from kvquilt.training.config import TrainConfig
     from kvquilt.training.data import Sets
     from kvquilt.training.sources import Source
     from kvquilt.training.trainer import Trainer
-    from kvquilt.writers.trained import Trained
 
 _Options = dict[str, Any]
 
@@ -42,7 +42,9 @@ def _numbers(name: str, written: str) -> tuple[int, ...]:
 
 def train(
     context: typer.Context,
-    writer: Annotated[str, typer.Option(metavar="KIND", help="sempic, kv-packet or joint.")],
+    writer: Annotated[
+        str, typer.Option(metavar="KIND", help="sempic, kv-packet, joint, link-tokens, encoder or block-tuned.")
+    ],
     data: Annotated[
         str,
         typer.Option(
@@ -60,16 +62,28 @@ def train(
     targets: Annotated[
         str | None, typer.Option(metavar="A,B", help="Linear layers it is on: q_proj,k_proj,v_proj,o_proj.")
     ] = None,
+    links: Annotated[int | None, typer.Option(metavar="N", help="Link tokens behind a document.")] = None,
+    link_sets: Annotated[
+        int | None, typer.Option(metavar="N", help="1, or as many as documents: each place has its own.")
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(metavar="N", help="Decoder layers per layer of the encoder and cross layer.")
+    ] = None,
+    full_share: Annotated[
+        float | None, typer.Option(metavar="W", help="A tuned reader's loss under the full mask, from 0 to 1.")
+    ] = None,
     header: Annotated[int | None, typer.Option(metavar="N", help="Soft tokens before a document.")] = None,
     trailer: Annotated[int | None, typer.Option(metavar="N", help="Soft tokens behind it.")] = None,
     begin_from: Annotated[
         Path | None, typer.Option("--from", metavar="WRITER", help="Begin with the parts of a trained writer.")
     ] = None,
     freeze: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Parts that are not trained: adapter, header, trailer.")
+        str | None, typer.Option(metavar="A,B", help="Parts that are not trained, such as adapter or header.")
     ] = None,
-    lr: Annotated[float | None, typer.Option(metavar="X", help="Of the adapter; falls linearly to 0.")] = None,
-    lr_soft: Annotated[float | None, typer.Option(metavar="X", help="Of soft tokens.")] = None,
+    lr: Annotated[
+        float | None, typer.Option(metavar="X", help="Of all but soft tokens and gates; falls linearly to 0.")
+    ] = None,
+    lr_soft: Annotated[float | None, typer.Option(metavar="X", help="Of soft tokens and gates.")] = None,
     epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the data.")] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", help="End earlier.")] = None,
     batch: Annotated[int | None, typer.Option(metavar="N", help="Sets of documents per step.")] = None,
@@ -127,20 +141,16 @@ def train(
     settings, _ = settings_of(
         context, model=model, passage_tokens=passage_tokens, dtype=dtype, device=device, threads=threads
     )
+    from kvquilt.training.begun import Begun
     from kvquilt.training.sources import Source
 
-    start: Trained | None = None
-    if begin_from is not None:
-        from kvquilt.writers.artefact import load_writer
-        from kvquilt.writers.link_tokens import LinkTokens
-
-        found = load_writer(begin_from)
-        if isinstance(found, LinkTokens):
-            raise InputError("from", "link tokens are no part of the writers that are trained here", str(begin_from))
-        start = found
+    start = None if begin_from is None else Begun.read(begin_from)
+    if start is not None and start.alpha and alpha not in (None, start.alpha):
+        raise InputError("alpha", f"the adapter that it begins from has {start.alpha}", alpha)
     config = _config(
         _recipe(writer, published, start),
-        {"rank": rank, "alpha": alpha, "header": header, "trailer": trailer,
+        {"rank": rank, "alpha": alpha, "header": header, "trailer": trailer, "links": links, "link_sets": link_sets,
+         "every": every, "full_share": full_share,
          "targets": _list("targets", targets) if targets is not None else None},
         {"kl": kl, "ce": ce, "dense": dense, "temperature": temperature},
         {"fixed": _list("freeze", freeze) if freeze is not None else None, "lr": lr, "lr_soft": lr_soft,
@@ -158,22 +168,24 @@ def train(
     run(trainer, json_output)
 
 
-def _recipe(kind: str, published: bool, start: Trained | None) -> TrainConfig:
+def _recipe(kind: str, published: bool, start: Begun | None) -> TrainConfig:
     """What holds where no option says otherwise."""
     from kvquilt.training import config as recipes
-    from kvquilt.training.components import shape_with
 
     base = recipes.published(kind) if published else recipes.own(kind)
     if start is None:
         return base
-    return replace(base, shape=shape_with(base.shape, start.named(), start.alpha), shared_prefix=bool(start.prefix))
+    return replace(base, shape=base.shape.sized(start), shared_prefix=base.shared_prefix or bool(start.prefix))
 
 
 def _config(base: TrainConfig, shape: _Options, objective: _Options, others: _Options) -> TrainConfig:
     """The recipe with the options that were given."""
+    there, sizes = asdict(base)["shape"], _given(shape)
+    for name in sizes.keys() - there.keys():
+        raise InputError(name, f"{base.kind} has none of that; it has {', '.join(there)}", sizes[name])
     return replace(
         base,
-        shape=replace(base.shape, **_given(shape)),
+        shape=type(base.shape)(**{**there, **sizes}),
         objective=replace(base.objective, **_given(objective)),
         **_given(others),
     )
@@ -190,7 +202,7 @@ def _trainer(
     settings: Settings,
     out: Path,
     validation: Path | None,
-    start: Trained | None,
+    start: Begun | None,
 ) -> Trainer:
     """Everything in place, questions included; whatever can be wrong with the input is found before they are made."""
     from kvquilt.cli.work import passages_in, quiet_libraries
@@ -198,7 +210,6 @@ def _trainer(
     from kvquilt.model.load import load_model
     from kvquilt.template import PromptTemplate
     from kvquilt.tokens import encoder
-    from kvquilt.training.components import linear_layers
     from kvquilt.training.folder import RunFolder
     from kvquilt.training.sources import Reading
     from kvquilt.training.trainer import Trainer
@@ -208,17 +219,12 @@ def _trainer(
     world = World.found()
     place = str(world.device) if world.device is not None else settings.device
     model = load_model(settings.model, settings.dtype, place, settings.threads, settings)
-    if start is not None:
-        start.check_fit(model)
-        if start.base != model.fingerprint:
-            log.warning("%s is of another model than %s: its parts are a start, no more", start.base_name, model.name)
-        if config.shape.rank and start.parts.adapter is not None and config.shape.alpha != start.alpha:
-            raise InputError("alpha", f"the adapter that it begins from has {start.alpha}", config.shape.alpha)
-    if config.shape.rank:
-        linear_layers(model, config.shape.targets)
+    if start is not None and start.base != model.fingerprint:
+        log.warning("%s is of another model than %s: its parts are a start, no more", start.base_name, model.name)
+    config.shape.drawn(model, config.seed)  # refuses a model that has no place for them
     template = PromptTemplate(model.tokenizer, SYSTEM if source.system is None else source.system)
     encode = encoder(model.tokenizer).encode
-    around = (config.shape.header + config.shape.trailer) * max(sets.documents)
+    around = config.shape.rows * max(sets.documents)
     files = RunFolder(out)
     mine = files.held() if world.main else nullcontext()
     with world.first(), mine, progress("asking questions") as advance:
@@ -231,5 +237,5 @@ def _trainer(
             questions=files.questions,
             progress=advance,
         ).read(source, validation)  # fmt: skip
-    named = start.named() if start is not None else None
+    named = None if start is None else start.named
     return Trainer(model, template, config, data.exercises, data.held_out, out, start=named, world=world)

@@ -246,6 +246,13 @@ METHODS = {
             "computed with the question",
             writer="link-tokens",
         ),
+        Method(
+            "encoder",
+            Order.GIVEN,
+            Nothing(),
+            "documents go through a trained encoder and are seen by trained cross-attention layers; they take no rows",
+            writer="encoder",
+        ),
     )
 }
 AUTO_ORDER = ("retrieved-document", "none")  # what `auto` tries, first to last, before full prefill

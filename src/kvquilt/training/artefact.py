@@ -12,7 +12,6 @@ from kvquilt.model.language_model import LanguageModel
 from kvquilt.training.config import TrainConfig
 from kvquilt.training.folder import writing
 from kvquilt.training.resume import Place
-from kvquilt.writers.artefact import make_writer
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -39,7 +38,7 @@ class Artefact:
         model, config = self.model, self.config
         # a writer is passed on: where its model lies on this machine is nobody's business
         name = Path(model.name).name if Path(model.name).exists() else model.name
-        writer = make_writer(config.kind, model.fingerprint, named, config.shape.alpha, self.prefix, name)
+        writer = config.shape.writer(config.kind, model, named, self.prefix, name)
         before = place.before or {}
         metrics = {"step": place.best_step, "kl": place.best, "none": before.get("none"), "full": before.get("full")}
         with writing(self.folder):

@@ -8,13 +8,20 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kvquilt.errors import InputError, nearest
-from kvquilt.training.components import Shape
+from kvquilt.training.block_tuned import TunedShape
+from kvquilt.training.encoder import EncoderShape
+from kvquilt.training.link_tokens import LinkShape
 from kvquilt.training.objective import Objective
+from kvquilt.training.shape import Shape
+from kvquilt.training.trainable import Trainable
 
-KINDS = {
+KINDS: dict[str, Trainable] = {
     "kv-packet": Shape(rank=0, header=8, trailer=8),
     "sempic": Shape(),
     "joint": Shape(header=8, trailer=8),
+    "link-tokens": LinkShape(),
+    "encoder": EncoderShape(),
+    "block-tuned": TunedShape(),
 }
 
 
@@ -23,11 +30,11 @@ class TrainConfig:
     """Defaults are kvquilt's own recipe; `published` is that of the papers.
 
     Attributes:
-        kind: ``kv-packet``, ``sempic`` or ``joint``: a name for the artefact; `shape` says what there is.
-        fixed: of ``adapter``, ``header``, ``trailer``: those that are on, but not trained.
+        kind: of `KINDS`, whose shape `shape` is like.
+        fixed: of the shape's kinds of parts: those that are on, but not trained.
         epochs: passes over the data; `steps` ends earlier.
         batch: exercises per optimizer step, of all processes together; each runs `micro_batch` of its own at a time.
-        lr, lr_soft: AdamW's rate for the adapter and for soft tokens, falling linearly to 0 over all steps.
+        lr, lr_soft: AdamW's rate for matrices and for soft tokens and gates, falling linearly to 0 over all steps.
         new_tokens: of a teacher's answer at most.
         top: most likely tokens kept per answer token of the teacher, 0 for all.
         keep_targets: store what the teacher says; without, it is asked at every step.
@@ -39,7 +46,7 @@ class TrainConfig:
     """
 
     kind: str = "sempic"
-    shape: Shape = field(default_factory=Shape)
+    shape: Trainable = field(default_factory=Shape)
     fixed: tuple[str, ...] = ()
     objective: Objective = field(default_factory=Objective)
     epochs: int = 1
@@ -61,6 +68,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise InputError("kind", f"must be one of {', '.join(KINDS)}{nearest(self.kind, KINDS)}", self.kind)
+        if type(self.shape) is not type(KINDS[self.kind]):
+            rule = f"that of a {self.kind} writer is a {type(KINDS[self.kind]).__name__}"
+            raise InputError("shape", rule, type(self.shape).__name__)
         there = self.shape.kinds
         for name in self.fixed:
             if name not in there:
@@ -83,7 +93,7 @@ class TrainConfig:
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """Of ``adapter``, ``header``, ``trailer``: those that are trained."""
+        """Of the shape's kinds of parts: those that are trained."""
         return tuple(name for name in self.shape.kinds if name not in self.fixed)
 
     def as_dict(self) -> dict[str, Any]:
@@ -103,7 +113,11 @@ def own(kind: str) -> TrainConfig:
     """
     if kind not in KINDS:
         raise InputError("writer", f"must be one of {', '.join(KINDS)}{nearest(kind, KINDS)}", kind)
-    return TrainConfig(kind, KINDS[kind])
+    made = TrainConfig(kind, KINDS[kind])
+    if kind == "encoder":  # matrices of full size, in part copies of the model's
+        return replace(made, lr=1e-4)
+    # a tuned reader is served by the engine's own writer, which encodes behind the opening
+    return replace(made, shared_prefix=True) if kind == "block-tuned" else made
 
 
 def published(kind: str) -> TrainConfig:

@@ -18,15 +18,17 @@ from kvquilt.model.graph import Read, read
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.parts import Parts
 from kvquilt.model.rows import Pair
+from kvquilt.training.begun import Begun
 from kvquilt.training.lesson import Lesson
 from kvquilt.training.student import Student
 from kvquilt.training.teacher import Branches
 from kvquilt.writers.batches import padded
+from kvquilt.writers.encoder import Encoder, make_encoder
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderShape:
-    """Sizes of an encoder; heads and widths are the model's.
+    """Sizes of an encoder; heads and widths are the model's. A `Trainable`.
 
     Attributes:
         every: a cross layer before each decoder layer ``every - 1``, ``2 every - 1``, ..., and an encoder layer for it.
@@ -40,12 +42,25 @@ class EncoderShape:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What can be trained: encoder layers, the projections of their output, the reader's cross layers."""
+        """Encoder layers, the projections of their output, the reader's cross layers."""
         return "encoder", "memory", "cross"
 
+    @property
+    def plain(self) -> bool:
+        return False  # gates are 0: documents are not seen at all
+
+    @property
+    def rows(self) -> int:
+        return 0
+
     def kind_of(self, name: str) -> str:
-        """Of the tensor of that name."""
         return name.split(".", 1)[0]
+
+    def soft(self, name: str) -> bool:
+        return name.endswith("gate")
+
+    def sized(self, start: Begun) -> EncoderShape:
+        return EncoderShape(start.every) if start.every else self
 
     def drawn(self, model: LanguageModel, seed: int) -> dict[str, torch.Tensor]:
         """Tensors to begin with, fp32, named as in `CrossAttention` and `encode`.
@@ -85,8 +100,22 @@ class EncoderShape:
         return named
 
     def parts(self, named: Mapping[str, torch.Tensor]) -> Parts:
-        """For a student; shares the tensors."""
         return Parts(cross=CrossAttention(self.every, named))
+
+    def pupil(self, model: LanguageModel, prefix: tuple[int, ...], keep_all: bool) -> EncoderStudent:
+        if prefix:
+            raise InputError("shared_prefix", "an encoder encodes every document alone")
+        return EncoderStudent(model, keep_all=keep_all)
+
+    def writer(
+        self,
+        kind: str,
+        model: LanguageModel,
+        named: Mapping[str, torch.Tensor],
+        prefix: tuple[int, ...],
+        base_name: str,
+    ) -> Encoder:
+        return make_encoder(model.fingerprint, named, self.every, base_name)
 
 
 class EncoderStudent(Student):

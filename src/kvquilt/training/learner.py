@@ -16,9 +16,9 @@ from kvquilt.training.components import Components
 from kvquilt.training.config import TrainConfig
 from kvquilt.training.lesson import Lesson
 from kvquilt.training.objective import cross_entropy, divergence, state_error
-from kvquilt.training.student import Student
 from kvquilt.training.targets import Targets
 from kvquilt.training.teacher import Branches, Target
+from kvquilt.training.trainable import Pupil
 from kvquilt.training.world import World
 
 Taught = tuple[Lesson, list[Target], list[int]]  # with the order of the student's documents
@@ -42,7 +42,7 @@ class Learner:
 
     model: LanguageModel
     config: TrainConfig
-    student: Student
+    student: Pupil
     targets: Targets
     components: Components
     world: World
@@ -97,8 +97,8 @@ class Learner:
             value = float(total.detach())
             if not math.isfinite(value):
                 raise _NotFiniteError(part[n][0].name)
-            tally.loss += value
-            tally.kl += kl
+            tally.loss += value / self.student.passes
+            tally.kl += kl / self.student.passes
             return total
 
         lessons, orders = [each for each, _, _ in part], [order for _, _, order in part]

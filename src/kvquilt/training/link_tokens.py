@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
@@ -17,56 +18,86 @@ from kvquilt.prompt import Run
 from kvquilt.repair.operator import assemble
 from kvquilt.repair.scene import joined
 from kvquilt.segment import CompiledSegment
-from kvquilt.training.components import Components, Shape
+from kvquilt.training.begun import Begun
 from kvquilt.training.lesson import Lesson
+from kvquilt.training.shape import soft_rows
 from kvquilt.training.teacher import Branches
+from kvquilt.training.trainable import Orders
 from kvquilt.writers.isolated import Isolated
-from kvquilt.writers.link_tokens import link_ids
+from kvquilt.writers.link_tokens import LinkTokens, link_ids
 
 
 @dataclass(frozen=True, slots=True)
 class LinkShape:
-    """How many link tokens there are.
+    """How many link tokens there are. A `Trainable`.
 
     Attributes:
-        each: behind every document.
-        sets: 1 shares them among all documents; otherwise every place in a prompt has its own, up to so many.
+        links: behind every document.
+        link_sets: 1 shares them among all documents; otherwise every place in a prompt has its own, up to so many.
     """
 
-    each: int = 5
-    sets: int = 1
+    links: int = 5
+    link_sets: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.each, self.sets) < 1:
-            raise InputError("links", "each and sets are at least 1", f"{self}")
+        if min(self.links, self.link_sets) < 1:
+            raise InputError("links", "links and sets are at least 1", f"{self}")
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What can be trained."""
         return ("links",)
 
+    @property
+    def plain(self) -> bool:
+        return False
+
+    @property
+    def rows(self) -> int:
+        return self.links
+
     def kind_of(self, name: str) -> str:
-        """Of the tensor of that name."""
         return name
 
+    def soft(self, name: str) -> bool:
+        return True
+
+    def sized(self, start: Begun) -> LinkShape:
+        if "links" not in start.named:
+            return self
+        sets, each, _ = start.named["links"].shape
+        return LinkShape(each, sets)
+
     def drawn(self, model: LanguageModel, seed: int) -> dict[str, torch.Tensor]:
-        """Tensors to begin with: ``links`` ``[sets, each, width]`` fp32, drawn like a token's embedding."""
-        rows = Components.fresh(model, Shape(rank=0, trailer=self.sets * self.each), seed).named["trailer"]
-        return {"links": rows.detach().unflatten(0, (self.sets, self.each))}
+        """``links`` ``[sets, each, width]``, drawn like a token's embedding."""
+        drawn = soft_rows(model, {"links": self.link_sets * self.links}, torch.Generator().manual_seed(seed))
+        return {"links": drawn["links"].unflatten(0, (self.link_sets, self.links))}
 
     def parts(self, named: Mapping[str, torch.Tensor]) -> Parts:
-        """For a student; shares the tensors."""
         return Parts(soft=named["links"].flatten(0, 1))
+
+    def pupil(self, model: LanguageModel, prefix: tuple[int, ...], keep_all: bool) -> LinkStudent:
+        return LinkStudent(model, self, prefix)
+
+    def writer(
+        self,
+        kind: str,
+        model: LanguageModel,
+        named: Mapping[str, torch.Tensor],
+        prefix: tuple[int, ...],
+        base_name: str,
+    ) -> LinkTokens:
+        return LinkTokens.of(model.fingerprint, named["links"], prefix, base_name)
 
 
 @dataclass(eq=False, slots=True)
 class LinkStudent:
-    """What serving does, with gradients to the links alone.
+    """Reads as serving does, with gradients to the links alone. A `Pupil`.
 
     Attributes:
         prefix: ids that documents are encoded behind.
     """
 
+    passes: ClassVar[int] = 1
     model: LanguageModel
     shape: LinkShape
     prefix: tuple[int, ...] = ()
@@ -78,9 +109,8 @@ class LinkStudent:
         lessons: Sequence[Lesson],
         branches: Sequence[Branches],
         hidden: bool = False,
-        orders: Sequence[Sequence[int]] | None = None,
+        orders: Orders | None = None,
     ) -> list[Read]:
-        """As `Student.read`."""
         return [
             self._one(parts, each, branches[n], hidden, orders[n] if orders else None) for n, each in enumerate(lessons)
         ]
@@ -92,9 +122,8 @@ class LinkStudent:
         branches: Sequence[Branches],
         loss: Callable[[int, Read], torch.Tensor],
         hidden: bool = False,
-        orders: Sequence[Sequence[int]] | None = None,
+        orders: Orders | None = None,
     ) -> None:
-        """As `Student.learn`; there is nothing to ask of the writer."""
         for n, each in enumerate(lessons):
             loss(n, self._one(parts, each, branches[n], hidden, orders[n] if orders else None)).backward()
 
@@ -107,7 +136,7 @@ class LinkStudent:
         for n, ids in enumerate(documents):
             placed[len(runs)] = segments[n]
             links.append(len(runs) + 1)
-            runs += [Run(ids), Run(link_ids(self.shape.sets, self.shape.each, n))]
+            runs += [Run(ids), Run(link_ids(self.shape.link_sets, self.shape.links, n))]
         placement = place_runs(runs)
         slots, behind = joined([placement.span(i) for i in links]), placement.tokens
         ahead = behind + branches.common

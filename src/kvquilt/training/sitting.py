@@ -48,9 +48,9 @@ class Sitting:
 
     def __post_init__(self) -> None:
         config, trained = self.schedule.config, self.components.trained
-        soft = [p for name, p in trained.items() if "lora_" not in name]
-        adapter = [p for name, p in trained.items() if "lora_" in name]
-        groups = [{"params": p, "lr": lr, "rate": lr} for p, lr in ((adapter, config.lr), (soft, config.lr_soft)) if p]
+        soft = [p for name, p in trained.items() if config.shape.soft(name)]
+        others = [p for name, p in trained.items() if not config.shape.soft(name)]
+        groups = [{"params": p, "lr": lr, "rate": lr} for p, lr in ((others, config.lr), (soft, config.lr_soft)) if p]
         self._optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
 
     @property
@@ -135,7 +135,7 @@ class Sitting:
         """Where held-out exercises stand before the first step."""
         now = validation.of(self.learner.student, self.components.parts())
         start = Start(
-            now, now if self.artefact.plain_start else validation.none(self.learner.student), validation.full()
+            now, now if self.artefact.plain_start else validation.none(self.artefact.prefix), validation.full()
         )
         if self.main:
             self.files.note(start.as_dict())

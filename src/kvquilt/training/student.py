@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import ClassVar
 
 import torch
 
@@ -15,12 +16,13 @@ from kvquilt.model.rope import turned
 from kvquilt.model.rows import Pair
 from kvquilt.training.lesson import Lesson
 from kvquilt.training.teacher import Branches
+from kvquilt.training.trainable import Orders
 from kvquilt.writers.prefix_cache import PrefixCache
 
 
 @dataclass(eq=False, slots=True)
 class Student:
-    """What serving does, with gradients: compile every packet, move the keys, read the inline rows.
+    """Compiles every packet, moves the keys, reads the inline rows. A `Pupil`.
 
     Attributes:
         header, trailer: soft tokens before and behind every document.
@@ -29,6 +31,7 @@ class Student:
         tuned: the reader has the parts on, too, and is another model by them.
     """
 
+    passes: ClassVar[int] = 1
     model: LanguageModel
     header: int = 0
     trailer: int = 0
@@ -47,13 +50,9 @@ class Student:
         lessons: Sequence[Lesson],
         branches: Sequence[Branches],
         hidden: bool = False,
-        orders: Sequence[Sequence[int]] | None = None,
+        orders: Orders | None = None,
     ) -> list[Read]:
-        """One writer pass for all documents of all lessons, one reader pass per lesson.
-
-        Args:
-            orders: in which order each lesson's documents stand; as given by default.
-        """
+        """One writer pass for all documents of all lessons, one reader pass per lesson."""
         keys, values, places = self._written(parts, lessons)
         return [
             self._one(parts, each, branches[n], keys, values, places[n], hidden, None if orders is None else orders[n])
@@ -67,12 +66,11 @@ class Student:
         branches: Sequence[Branches],
         loss: Callable[[int, Read], torch.Tensor],
         hidden: bool = False,
-        orders: Sequence[Sequence[int]] | None = None,
+        orders: Orders | None = None,
     ) -> None:
-        """Add to the gradients of `parts` those of the sum of ``loss(lesson's index, its read)``.
+        """As `read` and one backward, but one lesson's reader at a time, and the writer once for all of them.
 
-        As `read` and one backward, but one lesson's reader at a time: what readers ask of keys and values is gathered
-        there, and goes through the writer once. If `loss` raises, nothing was asked of the writer.
+        If `loss` raises, nothing was asked of the writer.
         """
         keys, values, places = self._written(parts, lessons)
         asked = torch.zeros_like(keys), torch.zeros_like(values)

@@ -25,7 +25,6 @@ from kvquilt.training.progress import Progress
 from kvquilt.training.resume import Place, load_place
 from kvquilt.training.schedule import Schedule
 from kvquilt.training.sitting import Sitting
-from kvquilt.training.student import Student
 from kvquilt.training.targets import Targets
 from kvquilt.training.teacher import Teacher
 from kvquilt.training.validation import Validation
@@ -130,8 +129,8 @@ class Trainer:
         kept = (self.targets or files.targets) if config.keep_targets else None
         targets = Targets(model, teacher, kept)
         prefix = self.template.opening if config.shared_prefix else ()
-        student = Student(model, config.shape.header, config.shape.trailer, prefix, keep_all=not config.checkpointing)
-        plain = self.start is None and config.shape.kinds == ("adapter",)  # its B is zero
+        student = config.shape.pupil(model, prefix, not config.checkpointing)
+        plain = self.start is None and config.shape.plain
         return Sitting(
             lessons,
             Schedule(config, len(lessons)),
@@ -143,14 +142,11 @@ class Trainer:
         )
 
     def _lessons(self, exercises: Sequence[Exercise], what: str) -> list[Lesson]:
-        around = self.config.shape.header + self.config.shape.trailer
+        new, around = self.config.new_tokens, self.config.shape.rows
         return [
-            lesson(
-                f"{what} {n}", each, self.template, self.model.capability,
-                self.config.new_tokens + around * len(each.documents),
-            )
+            lesson(f"{what} {n}", each, self.template, self.model.capability, new + around * len(each.documents))
             for n, each in enumerate(exercises)
-        ]  # fmt: skip
+        ]
 
     def _check(self, stored: dict[str, object], mine: dict[str, object]) -> None:
         config = stored.get("config")

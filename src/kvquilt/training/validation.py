@@ -18,6 +18,7 @@ from kvquilt.training.objective import divergence
 from kvquilt.training.student import Student
 from kvquilt.training.targets import Targets
 from kvquilt.training.teacher import Branches
+from kvquilt.training.trainable import Pupil
 from kvquilt.training.world import World
 from kvquilt.writers.prefix_cache import PrefixCache
 
@@ -33,7 +34,7 @@ class Validation:
     targets: Targets
     world: World
 
-    def of(self, student: Student, parts: Parts) -> float:
+    def of(self, student: Pupil, parts: Parts) -> float:
         """That of a writer.
 
         Raises:
@@ -45,9 +46,9 @@ class Validation:
 
         return self._mean(logits)
 
-    def none(self, student: Student) -> float:
-        """That of pure reuse: what is stored is plain."""
-        return self.of(Student(self.model, prefix=student.prefix, keep_all=True), PLAIN)
+    def none(self, prefix: tuple[int, ...]) -> float:
+        """That of pure reuse of documents that are encoded behind `prefix`."""
+        return self.of(Student(self.model, prefix=prefix, keep_all=True), PLAIN)
 
     def full(self) -> float:
         """That of full prefill, read as the student reads: what is left is rounding."""

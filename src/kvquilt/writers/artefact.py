@@ -9,7 +9,7 @@ soft_tokens.safetensors     header [h, width], trailer [t, width], where there a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from kvquilt.errors import InputError, WriterError, nearest
 from kvquilt.identity import Fingerprint
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.parts import SOFT, parts_of
+from kvquilt.writers.block_tuned import BLOCK_TUNED
+from kvquilt.writers.encoder import ENCODER, Encoder
 from kvquilt.writers.folder import ADAPTER, CONFIG, MANIFEST, SOFT_TOKENS, load_folder
 from kvquilt.writers.link_tokens import LINK_TOKENS, LinkTokens
 from kvquilt.writers.manifest import base_of
@@ -60,20 +62,23 @@ def make_writer(
     return Trained(kind, base, parts_of(kept, alpha), float(alpha), header, trailer, prefix, digest, base_name)
 
 
-def load_writer(path: Path, model: LanguageModel | None = None) -> Trained | LinkTokens:
+def load_writer(path: Path, model: LanguageModel | None = None) -> Trained | LinkTokens | Encoder:
     """The writer in a folder, verified to the last byte.
 
     Args:
         model: refuse the writer unless it was trained for just this model; it goes to the model's device.
 
     Raises:
-        WriterError: the folder is missing, incomplete, damaged, of an unknown kind or of a newer format.
+        WriterError: the folder is missing, incomplete, damaged, of an unknown kind, of a newer format, or holds a tuned
+            reader, which is no writer.
         WriterMismatchError: it was trained for another model; says what differs.
     """
     about, files = load_folder(path)
+    if about.get("kind") == BLOCK_TUNED:
+        raise WriterError(f"{path}: holds a tuned reader, another model: it is given when the engine is loaded")
     try:
-        links = about["kind"] == LINK_TOKENS
-        writer = LinkTokens.from_folder(about, files) if links else _made(about, files)
+        made = _MADE.get(about["kind"], _made)
+        writer = made(about, files)
     except (InputError, WriterError) as error:
         raise WriterError(f"{path}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -141,3 +146,9 @@ def _compare(found: Mapping[str, Any], said: Mapping[str, Any]) -> None:
         if names:
             some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
             raise WriterError(f"{len(names)} adapted layers are {title}: {some}")
+
+
+_MADE: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, bytes]], LinkTokens | Encoder]] = {
+    LINK_TOKENS: LinkTokens.from_folder,
+    ENCODER: Encoder.from_folder,
+}

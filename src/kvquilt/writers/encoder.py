@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load, save
 
-from kvquilt.errors import InputError, WriterMismatchError
+from kvquilt.errors import InputError, WriterError
 from kvquilt.identity import Fingerprint, digest_fields
 from kvquilt.model.chunk_encoder import encode
 from kvquilt.model.cross_attention import CrossAttention
@@ -18,6 +20,8 @@ from kvquilt.placement import Order, Placement
 from kvquilt.repair.nothing import Nothing
 from kvquilt.segment import CompiledSegment
 from kvquilt.writers.batches import batches, padded
+from kvquilt.writers.folder import MANIFEST, WEIGHTS, save_folder
+from kvquilt.writers.manifest import NOTHING, base_of, check_base, manifest
 from kvquilt.writers.writer import Writer
 
 if TYPE_CHECKING:
@@ -49,6 +53,11 @@ class Encoder:
     @property
     def kind(self) -> str:
         return ENCODER
+
+    def on(self, device: torch.device) -> Encoder:
+        """The same with its tensors there."""
+        named = {name: tensor.to(device) for name, tensor in self.cross.named.items()}
+        return replace(self, cross=replace(self.cross, named=named), _cast=[])
 
     @property
     def encoded_behind(self) -> None:
@@ -98,12 +107,27 @@ class Encoder:
 
     def check(self, model: LanguageModel) -> None:
         """Raise `WriterMismatchError`, saying what differs, unless `model` is the one it was trained for."""
-        names = [f.name for f in fields(Fingerprint)]
-        if differing := [n for n in names if getattr(self.base, n) != getattr(model.fingerprint, n)]:
-            raise WriterMismatchError(
-                f"this {self.kind} writer was trained for {self.base_name or 'another model'} in {self.base.dtype}, "
-                f"not for {model.name} in {model.fingerprint.dtype}; what differs: {', '.join(differing)}"
-            )
+        check_base("this encoder", self.base, self.base_name, model)
+
+    def save(self, path: Path, recipe: Mapping[str, Any] = NOTHING, metrics: Mapping[str, Any] = NOTHING) -> str:
+        """Write the folder that `from_folder` reads, as `Trained.save` does; returns `digest`."""
+        about = manifest(ENCODER, self.digest, self.base, self.base_name, recipe, metrics) | {"every": self.cross.every}
+        tensors = {name: tensor.cpu() for name, tensor in self.cross.named.items()}
+        save_folder(path, about, {WEIGHTS: save(tensors, {"format": "pt"})})
+        return self.digest
+
+    @classmethod
+    def from_folder(cls, about: Mapping[str, Any], files: Mapping[str, bytes]) -> Encoder:
+        """From what `load_folder` gives, which has verified the files.
+
+        Raises:
+            InputError, WriterError: tensors that do not go together, or content that is not what was saved.
+            KeyError, TypeError, ValueError: something is missing, or has another form.
+        """
+        made = make_encoder(base_of(about), load(files[WEIGHTS]), int(about["every"]), str(about["base"]["name"]))
+        if made.digest != about["digest"]:
+            raise WriterError(f"its content is not what {MANIFEST} says was saved (another digest)")
+        return made
 
 
 def make_encoder(base: Fingerprint, named: Mapping[str, torch.Tensor], every: int, base_name: str = "") -> Encoder:
@@ -113,7 +137,12 @@ def make_encoder(base: Fingerprint, named: Mapping[str, torch.Tensor], every: in
         base: of the model that it was trained for.
         named: see `Encoder.cross`; kept in fp32.
         base_name: what a person calls the model.
+
+    Raises:
+        InputError: tensors of no cross layer, or not finite.
     """
+    if "cross.0.q_proj" not in named or not all(bool(torch.isfinite(t).all()) for t in named.values()):
+        raise InputError("parts", "an encoder has at least one cross layer, and all its numbers are finite")
     kept = {name: t.detach().to(torch.float32, copy=True).contiguous() for name, t in sorted(named.items())}
     parts: list[tuple[str, bytes | str | None]] = [("base", base.digest), ("every", str(every))]
     parts += [(f"{name} {tuple(t.shape)}", t.cpu().numpy().tobytes()) for name, t in kept.items()]

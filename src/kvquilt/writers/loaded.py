@@ -9,32 +9,36 @@ from pathlib import Path
 from kvquilt.errors import InputError
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.writers.artefact import load_writer
+from kvquilt.writers.encoder import ENCODER, Encoder
 from kvquilt.writers.link_tokens import LINK_TOKENS, LinkTokens
 from kvquilt.writers.recipes import check_free
 from kvquilt.writers.trained import TRAINED, Trained
 
-Usable = Trained | LinkTokens
-KINDS = (*TRAINED, LINK_TOKENS)  # names of their methods, too
+Usable = Trained | LinkTokens | Encoder
+KINDS = (*TRAINED, LINK_TOKENS, ENCODER)  # names of their methods, too
 Given = str | Path | Usable
 _NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.+)", re.DOTALL)
 
 
-def load_all(given: Given | Sequence[Given] | Mapping[str, Given], model: LanguageModel) -> dict[str, Usable]:
-    """The writers by name, in their order.
+def paired(given: Given | Sequence[Given] | Mapping[str, Given]) -> list[tuple[str, Given]]:
+    """Names and what they stand for, in their order; "" where there is no name.
 
     Args:
-        given: folders, ``NAME=PATH``, or writers as such; one, several, or by name. Without a name
-            one goes by its kind.
+        given: folders, ``NAME=PATH``, or writers as such; one, several, or by name.
+    """
+    if isinstance(given, Mapping):
+        return list(given.items())
+    return [split_name(each) for each in ([given] if isinstance(given, Given) else given)]
+
+
+def load_all(pairs: Sequence[tuple[str, Given]], model: LanguageModel) -> dict[str, Usable]:
+    """The writers by name, in their order; without a name one goes by its kind.
 
     Raises:
         InputError: a name that is none, or is taken.
         WriterError: a folder that is damaged or none.
         WriterMismatchError: a writer of another model.
     """
-    if isinstance(given, Mapping):
-        pairs = list(given.items())
-    else:
-        pairs = [split_name(each) for each in ([given] if isinstance(given, Given) else given)]
     out: dict[str, Usable] = {}
     for name, each in pairs:
         name, writer = load_one(each, model, name)
