@@ -105,14 +105,21 @@ def test_evidence_is_found_in_every_spelling(path: Path) -> None:
 
 
 def test_the_callers_retriever_chooses_and_its_scores_stay(path: Path) -> None:
-    asked = []
+    made = []
 
-    def last(question: str, documents: Sequence[Document], k: int) -> list[Document]:
-        asked.append((question, len(documents), k))
-        return [Document(d.text, id=d.id, score=float(n)) for n, d in enumerate(documents)][: -k - 1 : -1]
+    class Last:
+        """Finds what was said last."""
 
-    items = DialogueTask(path, documents=2, retriever=last).items("tuning")
-    assert asked[0] == ("What about kite1 for talk0?", 4, 2)
+        def __init__(self, documents: Sequence[Document]) -> None:
+            self.documents = [Document(d.text, id=d.id, score=float(n)) for n, d in enumerate(documents)]
+            made.append(self)
+
+        def top_k(self, question: str, k: int) -> list[Document]:
+            assert question.startswith("What about kite")
+            return self.documents[: -k - 1 : -1]
+
+    items = DialogueTask(path, documents=2, retriever=Last).items("tuning")
+    assert [len(each.documents) for each in made] == [4, 4], "once for every dialogue"
     assert [(d.id, d.score) for d in items[0].documents] == [("talk0-3", 2.0), ("talk0-4", 3.0)]
     gold = {item.id: item.gold for item in items}
     assert [gold[f"talk0-{n}"] for n in (0, 1, 3)] == [(), (0, 1), (0,)], "evidence that was not found is not there"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from kvquilt.document import Document
 from kvquilt.errors import InputError
@@ -21,7 +21,7 @@ from kvquilt.evaluation.item import Item
 from kvquilt.evaluation.leakage import check_documents_apart, known
 from kvquilt.evaluation.rows import check_rows, read_rows, text_of
 from kvquilt.evaluation.splits import SPLITS, Divided, check_asked, in_turns
-from kvquilt.retrieval import top_k
+from kvquilt.retrieval import Index
 
 _FORM = "must be a list of LoCoMo's dialogues (sample_id, conversation, qa [question, answer, evidence, category])"
 _UNANSWERABLE = 5  # the category: a broken cache says "not mentioned" too, and would get credit
@@ -29,6 +29,14 @@ _TURN = re.compile(r"D:?(\d+):0*(\d+)")  # as ``D3:7``; ``D:3:7`` and ``D3:07`` 
 _SITTING = re.compile(r"session_(\d+)")
 
 Place = tuple[int, int]  # a turn: number of the sitting, number within
+
+
+class Retriever(Protocol):
+    """What searches one dialogue."""
+
+    def top_k(self, question: str, k: int) -> Sequence[Document]:
+        """The best `k` of its documents, or all."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ class DialogueTask:
         unit: a document is a sitting, or a turn, each behind its date.
         documents: how many an item has; in the form ``evidence`` more where the evidence is more.
         sha256: what the digest of `path` must be.
-        retriever: question, documents and their number -> the best of them; BM25 by default.
+        retriever: made of the documents of a dialogue, once; BM25 by default.
         dialogues: what was read.
         skipped: questions left out, and evidence that names no turn and is passed over, by the reason.
 
@@ -91,7 +99,7 @@ class DialogueTask:
     unit: Literal["sitting", "turn"] = "sitting"
     documents: int = 5
     sha256: str = ""
-    retriever: Callable[[str, Sequence[Document], int], list[Document]] = top_k
+    retriever: Callable[[Sequence[Document]], Retriever] = Index
     dialogues: Divided[Dialogue] = field(init=False, repr=False, compare=False)
     skipped: dict[str, int] = field(init=False, repr=False, compare=False)
 
@@ -123,9 +131,9 @@ class DialogueTask:
     def items(self, split: str, count: int | None = None, *, seed: int = 0) -> list[Item]:
         """As every task's; `Item.gold` of the form ``retrieved`` is the evidence that was found, maybe none."""
         check_asked(count)
-        documents = {d.id: d.documents(self.unit) for d in self.dialogues.split(split)}
-        asked = in_turns([[(d, question) for question in d.questions] for d in self.dialogues.split(split)])
-        return [self._item(dialogue, question, documents[dialogue.id], seed) for dialogue, question in asked[:count]]
+        opened = [self._opened(dialogue) for dialogue in self.dialogues.split(split)]
+        asked = in_turns([[(each, question) for question in each[0].questions] for each in opened])
+        return [self._item(*each, question, seed) for each, question in asked[:count]]
 
     def evidence(self, split: str) -> dict[str, tuple[str, ...]]:
         """Item -> ids of all documents that its answer rests on, whether an item has them or not."""
@@ -136,13 +144,21 @@ class DialogueTask:
                 found[question.id] = tuple(d.id for d, turns in documents if not turns.isdisjoint(question.evidence))
         return found
 
+    def _opened(self, dialogue: Dialogue) -> tuple[Dialogue, list[tuple[Document, frozenset[Place]]], Retriever | None]:
+        documents = dialogue.documents(self.unit)
+        return dialogue, documents, self.retriever([d for d, _ in documents]) if self.form == "retrieved" else None
+
     def _item(
-        self, dialogue: Dialogue, question: Question, documents: list[tuple[Document, frozenset[Place]]], seed: int
+        self,
+        dialogue: Dialogue,
+        documents: list[tuple[Document, frozenset[Place]]],
+        retriever: Retriever | None,
+        question: Question,
+        seed: int,
     ) -> Item:
         gold = {d.id for d, turns in documents if not turns.isdisjoint(question.evidence)}
-        if self.form == "retrieved":
-            found = self.retriever(question.text, [d for d, _ in documents], self.documents)
-            chosen = {document.id: document for document in found}
+        if retriever is not None:
+            chosen = {document.id: document for document in retriever.top_k(question.text, self.documents)}
         else:
             draw = random.Random(f"dialogue {seed} {question.id}")
             others = [d for d, _ in documents if d.id not in gold]
