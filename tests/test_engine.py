@@ -22,7 +22,7 @@ from kvquilt.repair.operator import repair
 from kvquilt.repair.presets import METHODS, find_method
 from kvquilt.store import Store
 from kvquilt.writers.isolated import Isolated
-from kvquilt.writers.loaded import KINDS
+from kvquilt.writers.recipes import KINDS
 from tests.engines import AFFORDABLE, PLAIN, QUESTION, SETTINGS, at_rest, documents, make_engine, stored_bytes
 from tests.models import FAMILIES, build, tiny
 from tests.oracle import full_prefill, random_ids, stock

@@ -23,7 +23,7 @@ from kvquilt.placement import place_runs
 from kvquilt.repair.operator import repair
 from kvquilt.repair.presets import METHODS
 from kvquilt.repair.selector import Probe
-from kvquilt.writers.loaded import KINDS
+from kvquilt.writers.recipes import KINDS
 from tests.engines import AFFORDABLE, PLAIN, QUESTION, at_rest, documents, make_engine, stored_bytes
 from tests.oracle import close, full_prefill
 

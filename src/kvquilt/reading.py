@@ -23,10 +23,10 @@ from kvquilt.store import Layout, Store
 from kvquilt.tokens import encoder
 from kvquilt.writers.constant import Constant
 from kvquilt.writers.link_tokens import LinkTokens
-from kvquilt.writers.loaded import KINDS, Usable, content_of, method_of
+from kvquilt.writers.loaded import Usable, content_of, method_of
 from kvquilt.writers.notebook import Notebook
 from kvquilt.writers.recipe import Recipe
-from kvquilt.writers.recipes import Ingredients, check_recipe, recipe
+from kvquilt.writers.recipes import KINDS, Ingredients, check_recipe, recipe
 from kvquilt.writers.together import compile_together
 from kvquilt.writers.writer import Writer
 

@@ -48,8 +48,8 @@ def check_writers(methods: Iterable[str], given: Sequence[str]) -> None:
     """Raise `InputError` if one of these methods asks for a trained writer that cannot be among those given, or a
     name or folder of them cannot be right, before a model is loaded."""
     from kvquilt.repair.presets import find_method
-    from kvquilt.writers.loaded import KINDS, split_name
-    from kvquilt.writers.recipes import check_free, check_recipe
+    from kvquilt.writers.loaded import split_name
+    from kvquilt.writers.recipes import KINDS, check_free, check_recipe
 
     pairs = [split_name(each) for each in given]
     names = [name for name, _ in pairs if name]

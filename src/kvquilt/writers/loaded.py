@@ -9,13 +9,12 @@ from pathlib import Path
 from kvquilt.errors import InputError
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.writers.artefact import load_writer
-from kvquilt.writers.encoder import ENCODER, Encoder
-from kvquilt.writers.link_tokens import LINK_TOKENS, LinkTokens
-from kvquilt.writers.recipes import check_free
-from kvquilt.writers.trained import TRAINED, Trained
+from kvquilt.writers.encoder import Encoder
+from kvquilt.writers.link_tokens import LinkTokens
+from kvquilt.writers.recipes import KINDS, check_free
+from kvquilt.writers.trained import Trained
 
 Usable = Trained | LinkTokens | Encoder
-KINDS = (*TRAINED, LINK_TOKENS, ENCODER)  # names of their methods, too
 Given = str | Path | Usable
 _NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.+)", re.DOTALL)
 

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from kvquilt.errors import InputError, nearest
 from kvquilt.writers.constant import Constant
 from kvquilt.writers.digest import Digest
+from kvquilt.writers.encoder import ENCODER
 from kvquilt.writers.in_situ import InSitu
 from kvquilt.writers.isolated import Isolated
+from kvquilt.writers.link_tokens import LINK_TOKENS
 from kvquilt.writers.neighbours import Neighbours
 from kvquilt.writers.recipe import Recipe
 from kvquilt.writers.residual import Residual
 from kvquilt.writers.trained import TRAINED
 
+KINDS = (*TRAINED, LINK_TOKENS, ENCODER)  # of trained writers; names of their methods, too
 RESIDUAL = "residual-"  # and the layer
 _NAME = re.compile(r"[A-Za-z][\w.-]*")
 
@@ -50,9 +53,9 @@ def check_recipe(name: str, loaded: Iterable[str] | None = None) -> None:
     Args:
         loaded: names of the trained writers at hand; None where they are not known yet, so that any name may be one.
     """
-    if _built_in(name) or name in TRAINED or (_NAME.fullmatch(name) if loaded is None else name in loaded):
+    if _built_in(name) or name in KINDS or (_NAME.fullmatch(name) if loaded is None else name in loaded):
         return
-    raise InputError("writer", f"unknown{nearest(name, [*RECIPES, *TRAINED, RESIDUAL + '1', *(loaded or ())])}", name)
+    raise InputError("writer", f"unknown{nearest(name, [*RECIPES, *KINDS, RESIDUAL + '1', *(loaded or ())])}", name)
 
 
 def check_free(name: str) -> None:
