@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -22,7 +23,7 @@ from kvquilt.placement import Order, Placement
 from kvquilt.reading import Reader
 from kvquilt.repair.operator import assemble, repair
 from kvquilt.repair.presets import METHODS, find_method
-from kvquilt.writers.loaded import KINDS as WRITERS
+from kvquilt.writers.recipes import KINDS as WRITERS
 from tests.engines import QUESTION, at_rest, documents, make_engine, stored_bytes
 from tests.oracle import close, full_prefill, runs_of, stock
 from tests.repair.methods import least, ordered, read, reader_of, wrapped
@@ -250,11 +251,11 @@ def test_soft_rows_count_towards_the_context() -> None:
 
 def test_a_document_that_fits_alone_and_not_with_its_soft_rows_is_refused() -> None:
     with make_engine(trained=True) as engine:
-        text, limit = " word" * 3000, engine.model.capability.max_length
-        encode = engine.model.tokenizer.encode
-        while len(encode(text + "\n", add_special_tokens=False)) > limit:
-            text = text[:-5]
-        document = Document(text.strip(), id="long")
+        limit, encode = engine.model.capability.max_length, engine.model.tokenizer.encode
+        words = bisect_right(
+            range(limit), limit, key=lambda n: len(encode(" word" * n + "\n", add_special_tokens=False))
+        )
+        document = Document((" word" * (words - 1)).strip(), id="long")
         engine.compile([document], gate=False, method="sempic")
         before = stored_bytes(engine)
         with pytest.raises(ContextLengthError, match="'long' is"):
