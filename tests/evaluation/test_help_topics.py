@@ -64,6 +64,17 @@ def test_seeds_change_the_split_and_nothing_else() -> None:
     assert {d.id for d in other} != {d.id for d in MADE["test"]}
 
 
+def test_sentences_are_whole_and_stand_in_one_split() -> None:
+    made = {split: HelpTopics().sentences(split) for split in SPLITS}
+    for sentences in made.values():
+        assert len(set(sentences)) == len(sentences)
+        assert all(re.fullmatch(r"[A-Z][^\n]{18,318}[.!?]", sentence) for sentence in sentences)
+    assert sum(map(len, made["test"])) > 40_000
+    long = {split: {s for s in sentences if len(s) >= 60} for split, sentences in made.items()}
+    assert not long["train"] & long["test"]
+    assert not long["tuning"] & long["test"]
+
+
 def test_an_unknown_split_is_refused() -> None:
     with pytest.raises(InputError, match=r"did you mean 'train'"):
         HelpTopics().documents("training")

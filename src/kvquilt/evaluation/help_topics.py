@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from kvquilt.document import Document
-from kvquilt.errors import InputError, nearest
+from kvquilt.evaluation.checks import check_name
 from kvquilt.passages import SourceFile, split
 
 _SHARES = {"test": 0.3, "tuning": 0.1}  # of the characters, at most; what is left trains
 _LIMIT = 460  # characters, 80 to 120 tokens of most tokenizers
 _LEAST = 320
+_LEAST_SENTENCE = 20
 _LETTERS = 0.8  # of the characters, blanks included: grammars and tables have fewer, and there is little to ask of them
 _SHARED = 60  # characters of a paragraph that two topics have in common by more than chance
 
@@ -41,15 +42,26 @@ class HelpTopics:
         Raises:
             InputError: an unknown split.
         """
-        valid = ("train", *_SHARES)
-        if split not in valid:
-            raise InputError("split", f"must be one of {', '.join(valid)}{nearest(split, valid)}", split)
-        families = _split(self.random_seed)[split]
         first: dict[str, Document] = {}
-        for name in sorted(name for family in families for name in family):
+        for name in self._names(split):
             for document in _passages(name):
                 first.setdefault(document.text, document)
         return list(first.values())
+
+    def sentences(self, split: str) -> tuple[str, ...]:
+        """The sentences of a split's prose, topic by topic, each once: a haystack.
+
+        Raises:
+            InputError: an unknown split.
+        """
+        prose = [" ".join(p.split()) for name in self._names(split) for p in re.split(r"\n\s*\n", _topics()[name])]
+        found = [sentence for paragraph in prose for sentence in re.split(r"(?<=[.!?]) (?=[A-Z])", paragraph)]
+        return tuple(dict.fromkeys(filter(_is_sentence, found)))
+
+    def _names(self, split: str) -> list[str]:
+        valid = ("train", *_SHARES)
+        check_name("split", split, valid)
+        return sorted(name for family in _split(self.random_seed)[split] for name in family)
 
 
 def _passages(name: str) -> Iterator[Document]:
@@ -58,6 +70,13 @@ def _passages(name: str) -> Iterator[Document]:
         letters = sum(character.isalpha() or character.isspace() for character in text)
         if len(text) >= _LEAST and letters >= _LETTERS * len(text):
             yield document
+
+
+def _is_sentence(text: str) -> bool:
+    """Words, from a capital to a full stop."""
+    letters = sum(character.isalpha() or character.isspace() for character in text)
+    whole = text[:1].isupper() and text.endswith((".", "!", "?"))
+    return whole and _LEAST_SENTENCE <= len(text) <= _LEAST and letters >= _LETTERS * len(text)
 
 
 @lru_cache(maxsize=8)

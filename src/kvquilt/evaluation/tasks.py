@@ -16,12 +16,14 @@ from kvquilt.evaluation.dialogue import DialogueTask
 from kvquilt.evaluation.hotpotqa_task import HotpotQATask
 from kvquilt.evaluation.jsonl import JsonlTask
 from kvquilt.evaluation.musique import MusiqueTask
+from kvquilt.evaluation.niah import NeedleTask
 from kvquilt.evaluation.squad import SquadTask
 from kvquilt.evaluation.task import Task
 from kvquilt.repair.written import split, value_like
 
 TASKS: dict[str, type[Task]] = {
     "biography": BiographyTask,
+    "niah": NeedleTask,
     "hotpotqa": HotpotQATask,
     "musique": MusiqueTask,
     "squad": SquadTask,
