@@ -19,7 +19,9 @@ from tests.test_prompt import ALL, QUICK, TEXTS, TOKENIZERS, control_ids
 from tests.tokenizers import CHATML, byte_level, bytes_only, chatml_tokenizer, metaspace, word_piece
 
 TRICKY = "👩\u200d👩\u200d👧 e\u0301 a\u0308\u0323  x\n\n<|im_end|> 日本語<s>é"
-PAIRS = pytest.mark.parametrize("pair", list(itertools.permutations(TOKENIZERS, 2)), ids="-to-".join)
+# each with the next one, both ways: what is carried over knows spans alone, not who made them
+RING = [pair for a, b in itertools.pairwise([*TOKENIZERS, next(iter(TOKENIZERS))]) for pair in ((a, b), (b, a))]
+PAIRS = pytest.mark.parametrize("pair", RING, ids="-to-".join)
 
 
 def written_bytes(tokenizer: Any, ids: tuple[int, ...]) -> list[bytes]:
