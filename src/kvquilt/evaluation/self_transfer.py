@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kvquilt.compiling import compile_documents
 from kvquilt.endpoints import Check, limit_of
 from kvquilt.fidelity import distances
 from kvquilt.identity import digest_fields, encode_ids, namespace
@@ -95,6 +96,9 @@ def check_method(engine: Engine, method: Method, runs: Sequence[Run], ranking: S
         same["all rows"] = reader, Method(method.name, Order.GIVEN, AllRows(), method.summary, writer=method.writer)
     checks = []
     try:
+        if "all rows" in same:
+            documents = [run.document for run in runs if run.document is not None]
+            compile_documents(reader, documents, _TENANT, recipe=method.writer)
         for name, (read_with, as_full) in same.items():
             logits, cache = read_with.read(given, as_full, _TENANT, Ledger(), 1, width)
             engine.model.pool.release(cache)
