@@ -16,19 +16,22 @@ import re
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from small_task import SYSTEM, exercises
+from small_task import SYSTEM, exercises, items
 
 from kvquilt.bench import environment
 from kvquilt.config import Settings
+from kvquilt.engine import Engine
 from kvquilt.evaluation.metrics import Counts, f1_recovery
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.load import load_model
 from kvquilt.model.parts import PLAIN
+from kvquilt.store import Store
 from kvquilt.template import PromptTemplate
 from kvquilt.training.config import KINDS, TrainConfig
 from kvquilt.training.exercise import Exercise
@@ -37,7 +40,11 @@ from kvquilt.training.objective import Objective, divergence
 from kvquilt.training.student import Student
 from kvquilt.training.targets import Targets
 from kvquilt.training.teacher import Branches, Target, Teacher
+from kvquilt.training.trainable import Pupil
 from kvquilt.training.trainer import Trainer
+from kvquilt.writers.artefact import load_writer
+from kvquilt.writers.loaded import Usable
+from kvquilt.writers.trained import TRAINED
 
 _DOCUMENTS, _QUESTIONS, _NEW = 5, 4, 4
 
@@ -52,17 +59,27 @@ class Setting:
     samples: int = 2048
     questions: int = 4
     seeds: tuple[int, ...] = (0,)
+    repairs: tuple[str, ...] = ()  # methods that the trained writer is served by, through the engine
 
 
 def config(kind: str, **changes: Any) -> TrainConfig:
-    shape = replace(KINDS[kind], **changes.pop("shape", {}))
+    shape = type(KINDS[kind])(**(asdict(KINDS[kind]) | changes.pop("shape", {})))
     base = TrainConfig(kind=kind, shape=shape, batch=4, micro_batch=4, lr=2e-3, lr_soft=2e-2, new_tokens=_NEW)
     return replace(base, objective=Objective(dense=10.0), validate_every=0, keep_targets=True, **changes)
 
 
 def settings() -> list[Setting]:
     three = (0, 1, 2)
-    made = [Setting("main", kind, config(kind), seeds=three) for kind in KINDS]
+    made = [Setting("main", kind, config(kind), seeds=three) for kind in TRAINED]
+    made += [
+        Setting("other writers", "link-tokens", config("link-tokens"), seeds=three),
+        Setting("other writers", "encoder", config("encoder", shape={"every": 1}, lr=1e-3), seeds=three),
+        Setting("other writers", "block-tuned, rank 8", config("block-tuned"), seeds=three),
+        Setting("other writers", "block-tuned, whole", config("block-tuned", shape={"rank": 0}, lr=2e-4), seeds=three),
+    ]
+    for samples in (128, 256, 2048):
+        arms = ("sempic", "retrieved-document:5%", "retrieved-document:5%,writer=sempic", "none")
+        made.append(Setting("repair", f"sempic {samples}", config("sempic"), samples, repairs=arms))
     for samples in (128, 512, 2048, 8192):
         made += [Setting("samples", f"{k} {samples}", config(k), samples) for k in ("kv-packet", "sempic")]
     for rank in (2, 4, 8, 16, 32):
@@ -109,7 +126,7 @@ def settings() -> list[Setting]:
                 three,
             )
         )
-    for kind in KINDS:
+    for kind in TRAINED:
         made.append(Setting("shared prefix", kind, config(kind, shared_prefix=True), seeds=three))
     made.append(Setting("shuffle", "sempic", config("sempic", shuffle=True), 512, seeds=three))
     made.append(
@@ -162,7 +179,7 @@ class Bench:
         return {"f1": _f1(said)}
 
     @torch.no_grad()
-    def measure(self, student: Student, parts: Any) -> dict[str, float]:
+    def measure(self, student: Pupil, parts: Any) -> dict[str, float]:
         said, kl, hit = [], [], []
         for first in range(0, len(self.held), 8):
             part = self.held[first : first + 8]
@@ -188,11 +205,11 @@ class Bench:
                 self.model, self.template, chosen, train, [], Path(out), self.folder / "targets", save_every=10**9
             )
             began = time.perf_counter()
-            parts = trainer.train().parts()
+            components = trainer.train()
             seconds = time.perf_counter() - began
-        shape = chosen.shape
+            served = self.served(load_writer(Path(out), self.model), setting.repairs) if setting.repairs else {}
         prefix = self.template.opening if chosen.shared_prefix else ()
-        student = Student(self.model, shape.header, shape.trailer, prefix)
+        student = chosen.shape.pupil(self.model, prefix, True)
         return {
             "study": setting.study,
             "name": setting.name,
@@ -200,8 +217,20 @@ class Bench:
             "samples": setting.samples,
             "questions": setting.questions,
             "seconds": round(seconds, 1),
-            **self.measure(student, parts),
+            **self.measure(student, components.parts()),
+            **({"served_f1": served} if served else {}),
         }
+
+    def served(self, writer: Usable, methods: Sequence[str]) -> dict[str, float]:
+        """F1 of the engine's own answers, one question per set."""
+        found: dict[str, list[tuple[str, str]]] = {method: [] for method in ("full", *methods)}
+        settings = Settings.resolve()[0]
+        with Engine(self.model, Store.open(None, 1 << 30), settings, system=SYSTEM, writers={writer.kind: writer}) as e:
+            for item in items("test", self.count, _DOCUMENTS, 2):
+                for method, said in found.items():
+                    answer = e.ask(item.question, item.documents, method=method, max_new_tokens=1)
+                    said.append((answer.text.strip(), item.answers[0]))
+        return {method: round(_f1(said), 4) for method, said in found.items()}
 
 
 def _f1(said: list[tuple[str, str]]) -> float:
