@@ -16,10 +16,11 @@ from kvquilt.errors import ContextLengthError, InputError, IntegrityError, Unsup
 from kvquilt.evaluation import run as running
 from kvquilt.evaluation.grading import Metric
 from kvquilt.evaluation.item import Item
-from kvquilt.evaluation.run import Finished, Run, RunProgress
+from kvquilt.evaluation.run import Finished, Run, RunProgress, read_finished
 from kvquilt.evaluation.run_config import RunConfig
 from kvquilt.evaluation.run_folder import Line
 from kvquilt.evaluation.sounding import Sounder, gold_ids
+from kvquilt.evaluation.summarising import summarise
 from kvquilt.ledger import Ledger
 from kvquilt.repair import operator
 from tests.engines import at_rest, documents, make_engine
@@ -132,6 +133,21 @@ def test_every_score_has_its_name(whole: tuple[Path, Finished]) -> None:
     assert line["right"] is (line["score"] >= 1)
     words = len(line["answer"].split())
     assert sum(line["scores"]["micro_f1_bag"][:2]) == words
+
+
+def test_a_finished_folder_is_read_and_summarised_without_a_model(whole: tuple[Path, Finished], tmp_path: Path) -> None:
+    found = read_finished(whole[0])
+    assert found == whole[1]
+    summary = summarise(found, resamples=200)
+    assert [arm.method for arm in summary.arms] == list(ARMS)
+    assert json.loads(json.dumps(summary.as_dict()))["items"] == 3
+    floor = next(arm for arm in summary.arms if arm.method == "full-again")
+    assert floor.fidelity is not None
+    assert floor.fidelity.own.max < 1e-5
+    assert floor.work is not None
+    assert floor.work.flops == pytest.approx(1.0)
+    with pytest.raises(InputError, match="holds no run"):
+        read_finished(tmp_path)
 
 
 class Stopped(Exception):

@@ -148,6 +148,19 @@ class Run:
                     progress(RunProgress(len(lines), len(plan), item.id, arm.name, *at))
 
 
+def read_finished(folder: Path) -> Finished:
+    """What a run has left in its folder so far, without a model.
+
+    Raises:
+        InputError: no run is there.
+        IntegrityError: the folder is damaged.
+    """
+    files = EvaluationFolder(folder)
+    if (stored := files.read_run()) is None:
+        raise InputError("folder", "holds no run", str(folder))
+    return Finished(tuple(files.read_lines()), failed(stored["controls"]))
+
+
 @dataclass(eq=False, slots=True)
 class _Clock:
     """What is left, by what each arm took; one that was not measured yet takes what the others do."""
