@@ -26,7 +26,9 @@ KL = {"no-context": 4.0, "none": 2.0, "epic:k=2": 0.5}
 
 def line(arm: str, n: int, **changes: Any) -> dict[str, Any]:
     right = RIGHT[arm][n]
-    ledger = Ledger(method=arm, flops=30.0 if arm == "none" else 60.0, flops_full=120.0)
+    # without documents the prompt is short, and full prefill of it is, too
+    flops = {"full": 120.0, "no-context": 30.0, "none": 30.0, "epic:k=2": 60.0}[arm]
+    ledger = Ledger(method=arm, flops=flops, flops_full=30.0 if arm == "no-context" else 120.0)
     ledger.tokens[Provenance.REUSED] = 75 if arm in ("none", "epic:k=2") else 0
     ledger.tokens[Provenance.INLINE] = 25
     if arm == "epic:k=2":
@@ -121,6 +123,9 @@ def test_work_of_an_arm(summary: Summary) -> None:
     assert found is not None
     assert (found.reused, found.charged, found.flops, found.first_token) == (0.75, pytest.approx(0.1), 0.5, 0.25)
     assert found.fallbacks == {"not_prepared": 1}
+    short = of(summary, "no-context").work
+    assert short is not None
+    assert (short.reused, short.flops) == (0.0, 0.25)
 
 
 def test_an_arm_is_compared_on_the_items_that_it_could_run_on() -> None:

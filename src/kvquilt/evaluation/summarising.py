@@ -154,7 +154,9 @@ def _work(lines: Sequence[Line], full: Sequence[Line]) -> Work:
     return Work(
         reused=statistics.fmean(each.reused_share for each in ledgers),
         charged=statistics.fmean(each.spending.charged_share if each.spending else 0.0 for each in ledgers),
-        flops=statistics.fmean(each.flops / each.flops_full for each in ledgers),
+        flops=statistics.fmean(
+            each.flops / reference["ledger"]["flops"] for each, reference in zip(ledgers, full, strict=True)
+        ),
         first_token=statistics.median(seconds),
         fallbacks=dict(Counter(str(fallback.reason) for each in ledgers for fallback in each.fallbacks)),
     )

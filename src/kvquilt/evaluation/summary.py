@@ -62,7 +62,7 @@ class Work:
     Attributes:
         reused: mean share of prompt tokens that were not computed.
         charged: mean share of what reuse saves, that was spent again.
-        flops: mean share of full prefill's operations on the same prompt.
+        flops: mean share of the operations of full prefill on the same item, all its documents in the prompt.
         first_token: median of the seconds over those of full prefill on the same item. From readings that nothing
             warmed up: for a claim see `kvquilt.evaluation.timing`.
         fallbacks: how often each reason occurs.
