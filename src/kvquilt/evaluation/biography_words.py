@@ -6,60 +6,52 @@ In sentences ``{S}`` and ``{s}`` are the person as subject, ``{P}`` and ``{p}`` 
 
 from __future__ import annotations
 
+from kvquilt.evaluation.word_lists import joined, words
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-def _joined(heads: str, tails: str) -> tuple[str, ...]:
-    """Every head with every tail."""
-    return tuple(head + tail for head in _words(heads) for tail in _words(tails))
-
-
-SHE = _words("""
+SHE = words("""
     Ada Adela Alice Amelia Anna Astrid Beatrice Bella Bridget Camilla Carmen Cecilia Clara Cora Daisy Dalia Diana
     Dora Edith Elena Elsa Emma Esther Eva Fiona Flora Freya Grace Greta Hannah Helen Ida Ingrid Irene Iris Jane Julia
     Karin Laura Lena Linda Lucy Mabel Maria Martha Maya Miriam Nadia Nina Nora Olga Paula Rita Rosa Ruth Sara Selma
     Sofia Stella Tara Tilda Tilly Ursula Vera Wilma Zelda
     """)
-HE = _words("""
+HE = words("""
     Adam Alan Albert Anton Arthur Bernard Boris Bruno Caleb Carl Casper Conrad Cyril Daniel David Dennis Edgar Edmund
     Elias Emil Eric Felix Frank Fritz Gerald Gideon Gustav Hans Harold Hector Henry Hugo Igor Isaac Ivan Jacob Jasper
     Jonas Julian Karl Klaus Leo Leon Louis Lucas Magnus Marcus Martin Max Miles Nathan Neil Oliver Oscar Otto Paul
     Peter Ralph Roland Rufus Simon Stefan Timon Tobias Victor Walter
     """)
 GIVEN = SHE + HE
-FAMILY = _joined(
+FAMILY = joined(
     "Ash Birch Black Bright Clay Cold Cross Crow Dark East Fair Fern Fox Frost Gold Green Grey Hart Heath High Hill "
     "Iron Lark Marsh",
     "bourne combe croft field hurst ridge shaw stone well wood",
 )
 
-_MONTHS = _words("January February March April May June July August September October November December")
-BIRTH_PLACES = _joined(
+_MONTHS = words("January February March April May June July August September October November December")
+BIRTH_PLACES = joined(
     "Amber Bram Calder Drum Ember Fallow Gander Harrow Ivel Juniper Kettle Linnet Mallow Nettle Otter Pepper Quill "
     "Rush Saffron Thistle Umber",
     "by ford stead wick",
 )
-CITIES = _joined(
+CITIES = joined(
     "Aven Bry Cas Dun Eth Fal Gar Hel Is Jor Kal Lun Mer Nev Pal Quin Ros Sel Tor Val Zan",
     "grad haven minster mont",
 )
 UNIVERSITIES = tuple(
     f"{name} {kind}"
-    for name in _words(
+    for name in words(
         "Beacon Castle Harbour Kingfisher Lakeside Lantern Meadow Northlight Orchard Pilgrim Riverside Seagull Summit "
         "Swan Tower Windmill"
     )
     for kind in ("Academy", "College", "Institute", "Polytechnic")
 )
-FIELDS = _words("""
+FIELDS = words("""
     accounting acoustics agronomy algebra anatomy archaeology astronomy botany cartography ceramics cryptography
     dentistry ecology economics forestry genetics geography geology geometry hydrology immunology journalism
     jurisprudence linguistics mathematics metallurgy meteorology musicology nursing nutrition optics painting
     pharmacology philosophy photography robotics sculpture sociology statistics surgery theology toxicology zoology
     """)
-EMPLOYERS = _joined(
+EMPLOYERS = joined(
     "Alpha Brindle Cobalt Delta Echo Ferro Globe Helio Indigo Juno Krypton Lumen Metro Nimbus Omni Proto Quarto Rapid "
     "Solar Turbo Ultra",
     "forge gear line soft works",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-_HEADS = "Ar Bel Cor Dra Esk Fen Gor Hal Iv Jor Kel Lom Mir Nor Oth Pel Quor Ran Sel Tam Ush Ver Wen Yor"
-_TAILS = "bask dane dric fax gard holt kesh lund mox nax quist rook stan thal vane wick"
-NAMES = tuple(head + tail for head in _HEADS.split() for tail in _TAILS.split())
+from kvquilt.evaluation.word_lists import joined
+
+NAMES = joined(
+    "Ar Bel Cor Dra Esk Fen Gor Hal Iv Jor Kel Lom Mir Nor Oth Pel Quor Ran Sel Tam Ush Ver Wen Yor",
+    "bask dane dric fax gard holt kesh lund mox nax quist rook stan thal vane wick",
+)
 
 NEEDLE = "The pass code of {name} is {code}."
 LINK = "{name} holds the same pass code as {other}."

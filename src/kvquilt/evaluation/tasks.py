@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvquilt.errors import InputError, nearest
+from kvquilt.evaluation.api_docs import ApiDocsTask
 from kvquilt.evaluation.biography import BiographyTask
 from kvquilt.evaluation.dialogue import DialogueTask
 from kvquilt.evaluation.hotpotqa_task import HotpotQATask
@@ -24,6 +25,7 @@ from kvquilt.repair.written import split, value_like
 TASKS: dict[str, type[Task]] = {
     "biography": BiographyTask,
     "niah": NeedleTask,
+    "api_docs": ApiDocsTask,
     "hotpotqa": HotpotQATask,
     "musique": MusiqueTask,
     "squad": SquadTask,
