@@ -26,7 +26,7 @@ def dialogue(name: str, sittings: int = 4) -> dict[str, Any]:
         conversation[f"session_{k}_date_time"] = f"{k} May 2023"
         conversation[f"session_{k}"] = [
             {"speaker": "Ada", "dia_id": f"D{k}:1", "text": f"I bought\n a kite{k} for {name}."},
-            {"speaker": "Bo", "dia_id": f"D{k}:2", "text": "Look!", "blip_caption": f"a photo of boat{k}"},
+            {"speaker": "Bo", "dia_id": f"D{k}:2", "text": "Look!", "blip_caption": f"{name}, boat{k}"},
         ]
 
     def asked(k: int, *evidence: str, answer: object = None, category: int = 4) -> dict[str, Any]:
@@ -86,12 +86,12 @@ def test_questions_that_cannot_be_graded_are_counted(path: Path) -> None:
 def test_sittings_and_turns_as_documents(path: Path) -> None:
     sittings = DialogueTask(path, documents=9).items("tuning", 1)[0]
     assert [d.id for d in sittings.documents] == ["talk0-1", "talk0-2", "talk0-3", "talk0-4"]
-    first = "1 May 2023\nAda: I bought a kite1 for talk0.\nBo: Look! [a photo of boat1]"
+    first = "1 May 2023\nAda: I bought a kite1 for talk0.\nBo: Look! [talk0, boat1]"
     assert sittings.documents[0].text == first
     assert (sittings.question, sittings.answers) == ("What about kite1 for talk0?", ("kite1",))
     turns = DialogueTask(path, documents=9, unit="turn").items("tuning", 1)[0]
     assert [d.id for d in turns.documents] == [f"talk0-{k}:{n}" for k in range(1, 5) for n in (1, 2)]
-    assert turns.documents[1].text == "1 May 2023\nBo: Look! [a photo of boat1]"
+    assert turns.documents[1].text == "1 May 2023\nBo: Look! [talk0, boat1]"
 
 
 def test_evidence_is_found_in_every_spelling(path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 from kvquilt.document import Document
@@ -29,6 +30,7 @@ def rough_tokens(text: str) -> int:
     return -(-len(text) // 4)
 
 
+@lru_cache(maxsize=2)
 def topics(split: str) -> tuple[str, ...]:
     """Sentences of `HelpTopics`: those that it tests with evaluate, all others tune."""
     names = ("test",) if split == "evaluation" else ("train", "tuning")
