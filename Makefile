@@ -3,6 +3,8 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+# Processes that share the tests, each with one thread. With 0, all in this one: for a debugger.
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -23,7 +25,7 @@ demo: env
 	$(BIN)/kvquilt demo
 
 test: env
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: env
 	$(BIN)/ruff check .

@@ -881,7 +881,8 @@ def test_a_model_without_a_template_is_asked_in_plain_text() -> None:
 
 def test_the_settings_policy_holds_for_a_named_method() -> None:
     settings = SETTINGS.model_copy(update={"policy": "auto"})
-    ledger = Engine(tiny(), Store.open(None, 1 << 28), settings).ask(QUESTION, documents(2), method="none").ledger
+    with Engine(tiny(), Store.open(None, 1 << 28), settings) as engine:
+        ledger = engine.ask(QUESTION, documents(2), method="none").ledger
     assert ledger.method == "full"
     assert [f.reason for f in ledger.fallbacks] == ["no_verdict"]
 
