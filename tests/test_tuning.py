@@ -21,7 +21,7 @@ from kvquilt.tuning_report import Trial, TuneReport
 from kvquilt.tuning_samples import Question, halved_samples, read_questions
 from tests.engines import QUESTION, documents, make_engine
 from tests.models import tiny
-from tests.writers.trained import random_writer
+from tests.writers.trained import random_encoder, random_writer
 
 METHODS = ("none", "epic:k=4", "spread:30%", "random:100%")
 
@@ -243,6 +243,7 @@ def test_a_trained_writer_is_one_recipe_more() -> None:
     per_recipe = len(candidates()) // 2
     assert Counter(find_method(n).writer for n in names) == dict.fromkeys(("", "isolated", *writers), per_recipe)
     assert len({find_method(n) for n in names}) == len(names)
+    assert candidates({"encoder": random_encoder(tiny())}) == ("encoder", *candidates()), "it has no rows to repair"
 
 
 def test_writers_at_hand_are_tried_without_being_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from kvquilt.repair.written import with_option
 from kvquilt.store import Failure
 from kvquilt.tuning_report import Trial, TuneReport
 from kvquilt.tuning_samples import Question, Sample, halved_samples
+from kvquilt.writers.encoder import Encoder
 from kvquilt.writers.loaded import Usable, method_of
 
 if TYPE_CHECKING:
@@ -47,11 +48,13 @@ def candidates(trained: Mapping[str, Usable] = MappingProxyType({})) -> tuple[st
 
     Args:
         trained: writers at hand by name, each one recipe more; its own method stands first, where others have `none`.
+            An encoder's documents have no rows to repair, so there is its own method alone.
     """
     written = [*_UNBUDGETED, *(with_option(name, budget) for name in _BUDGETED for budget in BUDGETS)]
     out = [method_of(name, writer) for name, writer in trained.items()]
     out += [with_option(name, f"writer={recipe}") if recipe else name for name in written for recipe in RECIPES]
-    out += [with_option(name, f"writer={recipe}") for recipe in trained for name in written if name != "none"]
+    repaired = [name for name, writer in trained.items() if not isinstance(writer, Encoder)]
+    out += [with_option(name, f"writer={recipe}") for recipe in repaired for name in written if name != "none"]
     return tuple(out)
 
 

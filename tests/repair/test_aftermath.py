@@ -189,8 +189,9 @@ def test_every_order_of_four_stored_documents_behind_one_token(name: str) -> Non
     reader, method = reader_of(), roomy(METHODS[name])
     for order in permutations(docs):
         placement = ordered([*order, question], method)
-        read(reader, placement, method)
         out, ledger = read(reader, placement, method)
+        if ledger.forward_tokens["compile"]:  # what a recipe wants of this order is stored by now
+            out, ledger = read(reader, placement, method)
         assert ledger.forward_tokens["compile"] == 0
         assert ledger.forward_tokens["probe"] + ledger.forward_tokens["read"] >= 1
         assert bool(torch.isfinite(out).all())
