@@ -41,7 +41,7 @@ def ttft(
     settings, _ = settings_of(context, model=model, dtype=dtype, threads=threads)
     to_file = out is not None and str(out) != "-"
     if out is not None and to_file:
-        _check_output(out)
+        check_output(out)
     quiet_libraries()
     from kvquilt.bench import TtftPlan, run_ttft
 
@@ -60,7 +60,7 @@ def ttft(
         out.write_text(text, encoding="utf-8")
 
 
-def _check_output(path: Path) -> None:
+def check_output(path: Path) -> None:
     """Make the folder of `path` and see that it can be written, before minutes of measuring.
 
     Raises:
