@@ -203,3 +203,19 @@ def test_a_size_that_a_kind_has_not_is_an_error(run: Run, folder: Path, tmp_path
     refused = run("ask", "--docs", folder, *two, "What?")
     assert refused.code == 2
     assert "one tuned reader at most" in refused.err
+
+
+def test_what_evaluates_is_not_trained_on(run: Run, tmp_path: Path) -> None:
+    def line(name: str) -> dict[str, object]:
+        texts = [f"The {thing} of {name} stands in {name}town." for thing in ("tower", "bridge")]
+        return {"documents": texts, "question": f"Where is the tower of {name}?", "answers": [f"{name}town"]}
+
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("train", "test", "other")}
+    for file, names in zip(files.values(), (("Ada", "Bea", "Cid"), ("Dan", "Bea"), ("Eve", "Fay")), strict=True):
+        file.write_text("".join(json.dumps(line(name)) + "\n" for name in names), encoding="utf-8")
+    few = ("--steps", 1, "--held-out", 0)
+    assert train(run, files["train"], tmp_path / "a", *few, "--apart-from", f"jsonl:{files['other']}").code == 0
+    refused = train(run, files["train"], tmp_path / "b", *few, "--apart-from", f"jsonl:{files['test']}")
+    assert refused.code == 2
+    assert "data: must be apart, but share documents" in refused.err
+    assert not (tmp_path / "b" / "writer.json").exists()

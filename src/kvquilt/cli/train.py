@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from contextlib import nullcontext
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from kvquilt.cli.common import Device, Dtype, Json, Threads, progress, settings_of
+from kvquilt.cli.common import Device, Dtype, Json, Threads, settings_of
 from kvquilt.cli.train_view import run
 from kvquilt.errors import InputError
-
-log = logging.getLogger(__name__)
-if TYPE_CHECKING:
-    from kvquilt.config import Settings
-    from kvquilt.training.begun import Begun
-    from kvquilt.training.config import TrainConfig
-    from kvquilt.training.data import Sets
-    from kvquilt.training.sources import Source
-    from kvquilt.training.trainer import Trainer
-
-_Options = dict[str, Any]
 
 
 def _list(name: str, written: str) -> tuple[str, ...]:
@@ -123,6 +109,10 @@ def train(
     validation: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSONL with sets to validate on, instead of a share.")
     ] = None,
+    apart_from: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TASK", help="Refuse data that holds a document of this task's evaluation; repeatable."),
+    ] = None,
     validate_every: Annotated[int | None, typer.Option(metavar="N", help="Steps; 0 for the end only.")] = None,
     save_every: Annotated[int, typer.Option(min=1, metavar="N", help="Steps between two saved states.")] = 10,
     passage_tokens: Annotated[int | None, typer.Option(metavar="N", help="Longest passage in tokens.")] = None,
@@ -141,14 +131,16 @@ def train(
     settings, _ = settings_of(
         context, model=model, passage_tokens=passage_tokens, dtype=dtype, device=device, threads=threads
     )
+    from kvquilt.cli import training
     from kvquilt.training.begun import Begun
+    from kvquilt.training.data import Sets
     from kvquilt.training.sources import Source
 
     start = None if begin_from is None else Begun.read(begin_from)
     if start is not None and start.alpha and alpha not in (None, start.alpha):
         raise InputError("alpha", f"the adapter that it begins from has {start.alpha}", alpha)
-    config = _config(
-        _recipe(writer, published, start),
+    chosen = training.configured(
+        training.recipe(writer, published, start),
         {"rank": rank, "alpha": alpha, "header": header, "trailer": trailer, "links": links, "link_sets": link_sets,
          "every": every, "full_share": full_share,
          "targets": _list("targets", targets) if targets is not None else None},
@@ -158,84 +150,9 @@ def train(
          "top": teacher_top, "keep_targets": keep_targets, "new_tokens": new_tokens, "shared_prefix": shared_prefix,
          "shuffle": shuffle, "checkpointing": checkpointing, "validate_every": validate_every, "seed": seed},
     )  # fmt: skip
-    from kvquilt.training.data import Sets
-
     source = Source.parse(data)
     wanted = source.documents if documents is None else _numbers("documents", documents)
     drawing = Sets(wanted, questions, sets, held_out, validation_sets, seed)
-    trainer = _trainer(config, source, drawing, settings, out, validation, start)
+    trainer = training.prepared(chosen, source, drawing, settings, out, validation, start, apart_from or ())
     trainer.save_every, trainer.targets = save_every, teacher
     run(trainer, json_output)
-
-
-def _recipe(kind: str, published: bool, start: Begun | None) -> TrainConfig:
-    """What holds where no option says otherwise."""
-    from kvquilt.training import config as recipes
-
-    base = recipes.published(kind) if published else recipes.own(kind)
-    if start is None:
-        return base
-    return replace(base, shape=base.shape.sized(start), shared_prefix=base.shared_prefix or bool(start.prefix))
-
-
-def _config(base: TrainConfig, shape: _Options, objective: _Options, others: _Options) -> TrainConfig:
-    """The recipe with the options that were given."""
-    there, sizes = asdict(base)["shape"], _given(shape)
-    for name in sizes.keys() - there.keys():
-        raise InputError(name, f"{base.kind} has none of that; it has {', '.join(there)}", sizes[name])
-    return replace(
-        base,
-        shape=type(base.shape)(**{**there, **sizes}),
-        objective=replace(base.objective, **_given(objective)),
-        **_given(others),
-    )
-
-
-def _given(options: _Options) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _trainer(
-    config: TrainConfig,
-    source: Source,
-    sets: Sets,
-    settings: Settings,
-    out: Path,
-    validation: Path | None,
-    start: Begun | None,
-) -> Trainer:
-    """Everything in place, questions included; whatever can be wrong with the input is found before they are made."""
-    from kvquilt.cli.work import passages_in, quiet_libraries
-    from kvquilt.engine import SYSTEM
-    from kvquilt.model.load import load_model
-    from kvquilt.template import PromptTemplate
-    from kvquilt.tokens import encoder
-    from kvquilt.training.folder import RunFolder
-    from kvquilt.training.sources import Reading
-    from kvquilt.training.trainer import Trainer
-    from kvquilt.training.world import World
-
-    quiet_libraries()
-    world = World.found()
-    place = str(world.device) if world.device is not None else settings.device
-    model = load_model(settings.model, settings.dtype, place, settings.threads, settings)
-    if start is not None and start.base != model.fingerprint:
-        log.warning("%s is of another model than %s: its parts are a start, no more", start.base_name, model.name)
-    config.shape.drawn(model, config.seed)  # refuses a model that has no place for them
-    template = PromptTemplate(model.tokenizer, SYSTEM if source.system is None else source.system)
-    encode = encoder(model.tokenizer).encode
-    around = config.shape.rows * max(sets.documents)
-    files = RunFolder(out)
-    mine = files.held() if world.main else nullcontext()
-    with world.first(), mine, progress("asking questions") as advance:
-        data = Reading(
-            model, template, sets,
-            passages=lambda path: passages_in(path, settings, model.tokenizer),
-            length=lambda text: len(encode(text)),
-            limit=settings.passage_tokens,
-            room=config.new_tokens + around,
-            questions=files.questions,
-            progress=advance,
-        ).read(source, validation)  # fmt: skip
-    named = None if start is None else start.named
-    return Trainer(model, template, config, data.exercises, data.held_out, out, start=named, world=world)
