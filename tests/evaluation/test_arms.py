@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from kvquilt.document import Document
 from kvquilt.errors import InputError
-from kvquilt.evaluation.arms import find_arm, find_arms
+from kvquilt.evaluation.arms import find_arm, find_arms, partners
 from kvquilt.evaluation.item import Item
 
 ITEM = Item("one", tuple(Document(c * 3, id=c) for c in "abcd"), "Which?", ("aaa",), (0,), "one", "letters")
@@ -36,6 +38,40 @@ def test_controls_are_full_prefill() -> None:
     assert find_arm("epic:k=2").method.name == "epic:k=2"
 
 
+def test_an_oracle_knows_the_right_documents_and_the_retriever_does_not() -> None:
+    item = dataclasses.replace(ITEM, gold=(3, 0))
+    assert find_arm("oracle:retrieved-document").ranking(item, RANKING, None) == [3, 0, 2, 1]
+    assert find_arm("retrieved-document").ranking(item, RANKING, None) == RANKING
+    assert find_arm("none").ranking(item, RANKING, None) == ()
+
+
+def test_a_deranged_arm_has_the_documents_of_another_item() -> None:
+    other = dataclasses.replace(ITEM, id="two", documents=(Document("Nothing.", id="x"), Document("Which one", id="y")))
+    arm = find_arm("deranged:retrieved-document")
+    assert arm.documents(ITEM, RANKING, {}, other) == other.documents
+    assert arm.ranking(ITEM, RANKING, other) == [1, 0]
+
+
+def test_methods_are_told_from_controls() -> None:
+    methods = ["none", "epic:k=2", "retrieved-document"]
+    controls = ["full", "no-context", "full-again", "fewer-documents:1", "deranged:none", "oracle:retrieved-document"]
+    assert [name for name in methods + controls if find_arm(name).is_method] == methods
+
+
+def test_partners_are_alike_in_size_and_share_no_document() -> None:
+    def item(name: str, *texts: str) -> Item:
+        return Item(name, tuple(Document(text) for text in texts), "Which?", ("a",), (), name, "letters")
+
+    items = [item("long", "a" * 90, "b" * 90), item("one", "c"), item("short", "d", "e"), item("shares", "d", "f")]
+    found = partners(items)
+    # the next larger that shares nothing, around the end
+    assert {name: other.id for name, other in found.items()} == {
+        "one": "short", "short": "long", "shares": "long", "long": "one"
+    }  # fmt: skip
+    with pytest.raises(InputError, match="shares no document"):
+        partners(items[2:])
+
+
 def test_arms_of_a_run_begin_with_both_references_and_come_once() -> None:
     assert [arm.name for arm in find_arms(["none", "full", "none", "no-context"])] == ["full", "no-context", "none"]
     assert [arm.name for arm in find_arms([])] == ["full", "no-context"]
@@ -52,6 +88,10 @@ def test_arms_of_a_run_begin_with_both_references_and_come_once() -> None:
         ("full-in-order-of:full", "keeps the given order"),
         ("full-in-order-of:nine", "unknown method"),
         (7, "unknown method"),
+        ("oracle:epic:k=2", "follows the retriever"),
+        ("oracle", "unknown method"),
+        ("deranged:full", "a method that reuses"),
+        ("deranged:nine", "unknown method"),
     ],
 )
 def test_what_is_no_arm(written: object, rule: str) -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvquilt.errors import InputError
-from kvquilt.evaluation.damage import Damage, damage_base, damage_of
+from kvquilt.evaluation.damage import Damage, damage_base, damage_intervals, damage_of
+from kvquilt.evaluation.statistics import Bootstrap, Interval
 
 # question by question:                 D      D      D      D     no      no     no     no
 FULL, WITHOUT = [True, True, True, True, True, False, False, False], [False] * 4 + [True, False, True, False]
@@ -38,6 +39,25 @@ def test_shares_of_nothing_are_none() -> None:
     assert (kept.damage, kept.recovery, kept.collateral) == (0.0, None, 0.0)
     lost = damage_of([True], [True], [False], [False])
     assert (lost.damage, lost.recovery, lost.collateral) == (0.0, 1.0, None)
+
+
+def test_intervals_are_of_the_same_shares_and_draw_whole_groups() -> None:
+    # four groups of two questions in D; reuse loses one of each, the arm regains both or neither
+    full, without = [True] * 8, [False] * 8
+    none, arm = [True, False] * 4, [True, True, True, False, True, True, True, False]
+    found = damage_intervals(Bootstrap(list("aabbccdd"), resamples=4000), arm, full, without, none)
+    shares = damage_of(arm, full, without, none)
+    assert found.damage == Interval(pytest.approx(shares.damage), 0.0, 0.5)
+    assert found.recovery == Interval(pytest.approx(shares.recovery), 0.0, 1.0)
+    assert found.collateral == Interval(0.0, 0.0, 0.0)
+
+
+def test_there_is_no_interval_where_draws_hold_no_question_of_the_base() -> None:
+    draws = Bootstrap(list("abc"), resamples=1000)
+    found = damage_intervals(draws, [False] * 3, [True, False, False], [False] * 3, [False] * 3)
+    assert (found.damage, found.recovery, found.collateral) == (None, None, None)
+    with pytest.raises(InputError, match="groups"):
+        damage_intervals(draws, [True], [True], [True], [True])
 
 
 def test_thirty_questions_carry_a_claim() -> None:

@@ -110,6 +110,24 @@ def test_prompts_of_the_controls(whole: tuple[Path, Finished]) -> None:
     assert again == moved
 
 
+def test_methods_on_other_terms(tmp_path: Path) -> None:
+    held = documents(6)
+    made = [
+        Item(f"item-{n}", (held[n], held[n + 2], held[n + 4]), "What does it do?", ("x",), (2,), f"g-{n}", "topics")
+        for n in range(2)
+    ]
+    config = dataclasses.replace(CONFIG, methods=("oracle:retrieved-document", "deranged:none", "none"))
+    found = Run(make_engine(), made, config, tmp_path).go()
+    assert found.refused == {}
+    for n in range(2):
+        lines = by_arm(found, f"item-{n}")
+        used = {arm: [use["id"] for use in line["ledger"]["documents"]] for arm, line in lines.items()}
+        assert used["oracle:retrieved-document"][-1] == made[n].documents[2].id
+        assert used["deranged:none"] == [document.id for document in made[1 - n].documents]
+        assert lines["deranged:none"]["ledger"]["tokens"]["reused"] > 0
+        assert lines["deranged:none"]["ledger"]["forward_tokens"]["compile"] == 0
+
+
 def test_fidelity_is_to_full_prefill(whole: tuple[Path, Finished]) -> None:
     lines = by_arm(whole[1])
     gold = len(gold_ids(make_engine(), items()[1]))

@@ -82,6 +82,8 @@ def test_fidelity_of_an_arm(summary: Summary) -> None:
     assert found.first.mean == pytest.approx((5.0 + 5 * 0.5) / 6)
     assert found.own.mean == pytest.approx((5.0 + 11 * 0.5) / 12)
     assert (found.own.max, found.own.top1, found.first.top1, found.gold.top1) == (5.0, 0.5, 0.0, 1.0)
+    # by group 5 + 3 * 0.5, 4 * 0.5, 4 * 0.5 over 4 rows each: the widest draws are of the first alone and without it
+    assert found.kl == Interval(pytest.approx(found.own.mean), 0.5, pytest.approx(6.5 / 4))
     assert found.kl_recovery == pytest.approx(0.75)
     assert found.nll_gap == pytest.approx(0.25)
     # three groups, all nearer than pure reuse: 2 / 2^3
@@ -106,6 +108,10 @@ def test_scores_of_an_arm(summary: Summary) -> None:
     assert (found.only_full, found.only_arm) == (2, 1)
     # D are items 0 to 3; of them reuse has item 0 right: it is lost; two of three are regained
     assert found.damage == Damage(4, 0.5, pytest.approx(2 / 3), 1.0, 1, pytest.approx(4 / 6))
+    assert found.shares is not None
+    # half of D is lost in both groups that have any; eight draws in 27 miss the group that reuse has right
+    assert found.shares.damage == Interval(0.5, 0.5, 0.5)
+    assert found.shares.collateral is None
     reuse = of(summary, "none").scored
     assert reuse is not None
     assert reuse.damage == Damage(4, 0.75, 0.0, 0.0, 0, pytest.approx(2 / 6))
@@ -153,6 +159,25 @@ def test_silent_arms_have_no_scores_and_no_damage_is_told_without_reuse() -> Non
     assert other is not None
     assert (other.damage, other.f1_recovery) == (None, None)
     assert summarise(finished(**{"no-context": silent}), resamples=500).documents_help is None
+
+
+def test_a_method_is_held_against_the_fewer_documents_that_take_as_long() -> None:
+    lines = list(finished().lines)
+    for name, seconds, right in (("fewer-documents:1", 0.05, 0), ("fewer-documents:2", 0.3, 1)):
+        lines += [
+            line("full", n, method=name, score=float(right), right=bool(right), seconds={"first_token": seconds})
+            | {"fidelity": line("none", n)["fidelity"]}
+            for n in range(6)
+        ]
+    summary = summarise(Finished(tuple(lines), {}), resamples=500)
+    found = of(summary, "epic:k=2").scored
+    assert found is not None
+    assert found.fewer is not None
+    assert (found.fewer.arm, found.fewer.difference.value) == ("fewer-documents:2", pytest.approx(4 / 6 - 1))
+    for control in ("full", "fewer-documents:1"):
+        other = of(summary, control).scored
+        assert other is not None
+        assert other.fewer is None
 
 
 def test_runs_that_are_not_finished_are_refused() -> None:

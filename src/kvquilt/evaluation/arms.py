@@ -1,8 +1,8 @@
-"""Arms of a run: methods as they are written, and controls, which read by full prefill what is not the whole prompt."""
+"""Arms of a run: methods as they are written, and controls: full prefill of less, or a method on other terms."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,11 @@ from kvquilt.errors import InputError
 from kvquilt.evaluation.item import Item
 from kvquilt.repair.presets import METHODS, Method, find_method
 from kvquilt.repair.written import split
+from kvquilt.retrieval import ranked_documents
 
 FULL, WITHOUT, AGAIN = "full", "no-context", "full-again"
 FEWER, IN_ORDER_OF = "fewer-documents", "full-in-order-of"
+ORACLE, DERANGED = "oracle", "deranged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class Arm:
         keep: documents in the prompt, the retriever's best in their own order; None for all.
         in_parts: full prefill in two forwards: the floor that rounding puts under every measurement.
         order_of: the arm, earlier in the run, whose order of documents this one has.
+        oracle: the documents that the answer rests on count as the retriever's best.
+        deranged: the prompt has the documents of another item.
     """
 
     name: str
@@ -33,16 +37,38 @@ class Arm:
     keep: int | None = None
     in_parts: bool = False
     order_of: str = ""
+    oracle: bool = False
+    deranged: bool = False
+
+    @property
+    def is_method(self) -> bool:
+        """Whether it is what the run is about, and no control."""
+        return self.method.reuses and not (self.oracle or self.deranged)
+
+    def ranking(self, item: Item, ranking: Sequence[int], other: Item | None) -> Sequence[int]:
+        """What the arm's method takes for the retriever's, of the documents in its prompt; empty if it asks none."""
+        if not self.method.needs_ranking:
+            return ()
+        if self.deranged and other is not None:
+            return ranked_documents(item.question, other.documents)
+        return [*item.gold, *(i for i in ranking if i not in item.gold)] if self.oracle else ranking
 
     def documents(
-        self, item: Item, ranking: Sequence[int], earlier: Mapping[str, Mapping[str, Any]]
+        self,
+        item: Item,
+        ranking: Sequence[int],
+        earlier: Mapping[str, Mapping[str, Any]],
+        other: Item | None = None,
     ) -> tuple[Document, ...]:
         """Of the item, those that stand in this arm's prompt, in their order.
 
         Args:
             ranking: indices of the item's documents, the retriever's best first.
             earlier: lines of the item's earlier arms by name.
+            other: whose documents a deranged arm has.
         """
+        if self.deranged and other is not None:
+            return other.documents
         if self.keep is not None:
             return tuple(item.documents[i] for i in sorted(ranking[: self.keep]))
         if self.order_of:
@@ -58,7 +84,8 @@ def find_arm(written: object) -> Arm:
 
     ``no-context``: no document. ``fewer-documents:K``: only the retriever's best K, what a user could do instead.
     ``full-again``: the whole prompt in another layout. ``full-in-order-of:METHOD``: the whole prompt in the order that
-    a method which moves documents gave them.
+    a method which moves documents gave them. ``oracle:METHOD``: a method that follows the retriever, which finds the
+    right documents. ``deranged:METHOD``: a method over the documents of another item, which cannot help.
 
     Raises:
         InputError: unknown name or option; the message gives the nearest.
@@ -80,7 +107,38 @@ def find_arm(written: object) -> Arm:
         if not find_method(of).reuses:
             raise InputError("methods", "full prefill keeps the given order", written)
         return Arm(written, full, order_of=of)
+    if name in (ORACLE, DERANGED):
+        method = find_method(written.partition(":")[2])
+        if name == DERANGED and method.reuses:
+            return Arm(written, method, deranged=True)
+        if name == ORACLE and method.needs_ranking:
+            return Arm(written, method, oracle=True)
+        asks = "reuses" if name == DERANGED else "follows the retriever"
+        raise InputError("methods", f"is written {name}:METHOD, a method that {asks}", written)
     return Arm(written, find_method(written))
+
+
+def measured(arms: Sequence[Arm], refused: Collection[str]) -> tuple[Arm, ...]:
+    """Those of which a run has lines: not `refused`, nor an order of one that is."""
+    return tuple(arm for arm in arms if arm.name not in refused and arm.order_of not in refused)
+
+
+def partners(items: Sequence[Item]) -> dict[str, Item]:
+    """Of every item another one, of documents about as many and as long, that shares none with it.
+
+    Raises:
+        InputError: an item shares a document with every other.
+    """
+    by_size = sorted(items, key=lambda item: (len(item.documents), sum(len(d.text) for d in item.documents)))
+    texts = {item.id: {document.text for document in item.documents} for item in items}
+    found = {}
+    for n, item in enumerate(by_size):
+        following = (by_size[(n + step) % len(by_size)] for step in range(1, len(by_size)))
+        other = next((each for each in following if texts[each.id].isdisjoint(texts[item.id])), None)
+        if other is None:
+            raise InputError("methods", f"{DERANGED} needs another item that shares no document with it", item.id)
+        found[item.id] = other
+    return found
 
 
 def find_arms(methods: Sequence[str]) -> tuple[Arm, ...]:

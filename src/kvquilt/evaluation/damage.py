@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvquilt.errors import InputError
+from kvquilt.evaluation.statistics import Bootstrap, Interval, share_of
 
 LEAST_BASE = 30  # fewer questions in D carry no claim
 
@@ -39,6 +40,18 @@ class Damage:
     def claims(self) -> bool:
         """Whether D is large enough for the shares to say anything."""
         return self.base >= LEAST_BASE
+
+
+@dataclass(frozen=True, slots=True)
+class DamageIntervals:
+    """The shares of a `Damage` with where 95 % of them lie when groups are drawn anew.
+
+    Each is None where the share is, or where one draw in twenty holds no question that it is a share of.
+    """
+
+    damage: Interval | None
+    recovery: Interval | None
+    collateral: Interval | None
 
 
 def damage_base(full: Sequence[bool], without: Sequence[bool]) -> list[bool]:
@@ -75,11 +88,38 @@ def damage_of(arm: Sequence[bool], full: Sequence[bool], without: Sequence[bool]
     )
 
 
+def damage_intervals(
+    draws: Bootstrap, arm: Sequence[bool], full: Sequence[bool], without: Sequence[bool], none: Sequence[bool]
+) -> DamageIntervals:
+    """What `damage_of` says of the same questions, over the draws of their groups.
+
+    Raises:
+        InputError: of different length, or another number of questions than the draws have.
+    """
+    _check(arm, full=full, without=without, none=none, groups=draws.groups)
+    base = damage_base(full, without)
+    right, wrong = list(map(bool, arm)), [not a for a in arm]
+    lost = [d and not n for d, n in zip(base, none, strict=True)]
+    kept = [d and bool(n) for d, n in zip(base, none, strict=True)]
+    return DamageIntervals(
+        damage=_interval(draws, wrong, base),
+        recovery=_interval(draws, right, lost),
+        collateral=_interval(draws, wrong, kept),
+    )
+
+
+def _interval(draws: Bootstrap, hits: Sequence[bool], among: Sequence[bool]) -> Interval | None:
+    try:
+        return draws.level(share_of([h and m for h, m in zip(hits, among, strict=True)], among))
+    except InputError:  # too few draws hold one
+        return None
+
+
 def _share(hits: Sequence[bool]) -> float | None:
     return sum(hits) / len(hits) if hits else None
 
 
-def _check(first: Sequence[bool], **others: Sequence[bool]) -> None:
+def _check(first: Sequence[bool], **others: Sequence[object]) -> None:
     for name, each in others.items():
         if len(each) != len(first):
             raise InputError(name, f"must be of as many questions as the others, {len(first)}", len(each))

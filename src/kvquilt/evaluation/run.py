@@ -9,13 +9,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from kvquilt.errors import InputError, IntegrityError
-from kvquilt.evaluation.arms import FULL, Arm, find_arms
+from kvquilt.evaluation.arms import FULL, Arm, find_arms, measured, partners
 from kvquilt.evaluation.item import Item
 from kvquilt.evaluation.preparing import Preparation
 from kvquilt.evaluation.run_config import RunConfig, differences
 from kvquilt.evaluation.run_controls import failed, tried
 from kvquilt.evaluation.run_folder import EvaluationFolder, Line
-from kvquilt.evaluation.run_identity import described, identity
+from kvquilt.evaluation.run_identity import described, identity, texts
 from kvquilt.evaluation.sounding import Sounder, Truth
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ class Run:
             progress: called after every line. What it raises ends the run, which can go on from there.
 
         Raises:
-            InputError: no items, two of one id, a folder of another run (names what differs) or one that another
-                process runs into.
+            InputError: no items, two of one id, one that no answer can get right or that has no partner for a deranged
+                arm; a folder of another run (names what differs) or one that another process runs into.
             ContextLengthError: an item's prompt does not fit; names it. Nothing has been computed then.
             UnsupportedModelError: endpoint checks fail on this model, so no method means anything.
             IntegrityError: the folder is damaged.
@@ -89,22 +89,23 @@ class Run:
         """
         arms = find_arms(self.config.methods)
         run = identity(self.engine, self.items, self.config)
+        others = partners(self.items) if any(arm.deranged for arm in arms) else {}
         files = EvaluationFolder(self.folder)
         with files.held():
             stored = files.read_run()
             if stored is None:
                 controls = tried(self.engine, self.items[0], arms)
-                files.write({"run": run, "about": dict(self.about), "controls": controls}, described(self.items))
+                about = {"run": run, "about": dict(self.about), "controls": controls}
+                files.write(about, described(self.items), texts(self.items))
                 stored = files.read_run()
                 assert stored is not None  # just written
             elif differing := differences(run, stored["run"]):
                 rule = f"holds another run: it differs in {', '.join(differing)}; choose another folder"
                 raise InputError("folder", rule, str(self.folder))
             refused = failed(stored["controls"])
-            left = tuple(arm for arm in arms if arm.name not in refused and arm.order_of not in refused)
             files.drop_half_line()
             lines = files.read_lines()
-            self._go_on(files, left, lines, progress)
+            self._go_on(files, measured(arms, refused), lines, others, progress)
         return Finished(tuple(lines), refused)
 
     def _go_on(
@@ -112,6 +113,7 @@ class Run:
         files: EvaluationFolder,
         arms: Sequence[Arm],
         lines: list[Line],
+        others: Mapping[str, Item],
         progress: Callable[[RunProgress], object] | None,
     ) -> None:
         plan = [(item.id, arm.name) for item in self.items for arm in arms]
@@ -130,6 +132,9 @@ class Run:
             missing = [arm for arm in arms if arm.name not in earlier]
             if not missing:
                 continue
+            other = others.get(item.id)
+            if other is not None:
+                preparation.of(other.documents)
             compiled = preparation.of(item.documents)
             # in a sitting that begins amid an item, full prefill is asked again for what no file holds
             truth: Truth | None = None
@@ -137,7 +142,7 @@ class Run:
                 truth = sounder.again(item, earlier[FULL])
             for arm in missing:
                 began = perf_counter()
-                line, truth = sounder.line(arm, item, kept[n]["ranking"], earlier, truth)
+                line, truth = sounder.line(arm, item, kept[n]["ranking"], earlier, truth, other)
                 if arm.method.reuses:
                     line["seconds"]["compile"] = compiled[arm.method.writer]
                 files.add(line)

@@ -21,7 +21,10 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EvaluationFolder:
-    """``run.json``, ``items.jsonl`` and ``lines.jsonl``; the first two are there before the third begins."""
+    """``run.json``, ``items.jsonl``, ``texts.jsonl`` and ``lines.jsonl``, which begins when the others are there.
+
+    What people wrote, questions and documents, stands in ``texts.jsonl`` alone: the others may be published without it.
+    """
 
     path: Path
 
@@ -32,6 +35,10 @@ class EvaluationFolder:
     @property
     def items(self) -> Path:
         return self.path / "items.jsonl"
+
+    @property
+    def texts(self) -> Path:
+        return self.path / "texts.jsonl"
 
     @property
     def lines(self) -> Path:
@@ -57,10 +64,13 @@ class EvaluationFolder:
         finally:
             lock.release()
 
-    def write(self, run: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> None:
+    def write(
+        self, run: Mapping[str, Any], items: Sequence[Mapping[str, Any]], texts: Sequence[Mapping[str, Any]]
+    ) -> None:
         """What the run is, last: where it stands, its items do."""
         with writing(self.path):
-            write_atomically(self.items, "".join(json.dumps(item) + "\n" for item in items).encode())
+            for path, each in ((self.items, items), (self.texts, texts)):
+                write_atomically(path, "".join(json.dumps(one) + "\n" for one in each).encode())
             write_atomically(self.run, (json.dumps(run, indent=1) + "\n").encode())
 
     def read_run(self) -> dict[str, Any] | None:
@@ -86,6 +96,19 @@ class EvaluationFolder:
         except FileNotFoundError as error:
             raise IntegrityError(f"{self.items} is missing") from error
         return [_line(self.items, number, each) for number, each in enumerate(raw.splitlines(), start=1)]
+
+    def read_texts(self) -> dict[str, Line]:
+        """``question`` and ``documents`` (``id``, ``text``) by item; empty where the folder came without them.
+
+        Raises:
+            IntegrityError: damaged.
+        """
+        try:
+            raw = self.texts.read_bytes()
+        except FileNotFoundError:
+            return {}
+        read = (_line(self.texts, number, each) for number, each in enumerate(raw.splitlines(), start=1))
+        return {str(each["item"]): each for each in read}
 
     def read_lines(self) -> list[Line]:
         """All whole lines: one that is half written, as the last may be, does not count.

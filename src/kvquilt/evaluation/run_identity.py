@@ -12,6 +12,7 @@ from kvquilt.evaluation.run_config import RunConfig
 from kvquilt.evaluation.sounding import gold_ids
 from kvquilt.identity import digest_fields, encode_ids
 from kvquilt.retrieval import ranked_documents
+from kvquilt.tokens import encoder
 
 if TYPE_CHECKING:
     from kvquilt.engine import Engine
@@ -21,7 +22,7 @@ def identity(engine: Engine, items: Sequence[Item], config: RunConfig) -> dict[s
     """Everything that the lines of a run depend on, as JSON gives it back.
 
     Raises:
-        InputError: no items, or two of one id.
+        InputError: no items, two of one id, or one whose accepted answers are all longer than an answer may be.
         ContextLengthError: an item's prompt and answer do not fit; names it.
     """
     if not items:
@@ -58,10 +59,23 @@ def described(items: Sequence[Item]) -> list[dict[str, Any]]:
     ]
 
 
+def texts(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """What people wrote of the items, for those who read the results."""
+    return [
+        {
+            "item": item.id,
+            "question": item.question,
+            "documents": [{"id": document.id, "text": document.text} for document in item.documents],
+        }
+        for item in items
+    ]
+
+
 def _digest(engine: Engine, item: Item, new_tokens: int) -> str:
     runs = engine.prompt(item.question, item.documents).runs(engine.model.tokenizer)
     try:
         check_prompt_fits(engine.model.capability, runs, max(new_tokens, len(gold_ids(engine, item))))
+        _check_answers_fit(engine, item, new_tokens)
     except InputError as error:
         raise type(error)(f"items ({item.id}): {error.field}", error.rule, error.got) from None
     named: list[tuple[str, bytes | str | None]] = [("id", item.id), ("group", item.group), ("gold", str(item.gold))]
@@ -69,3 +83,10 @@ def _digest(engine: Engine, item: Item, new_tokens: int) -> str:
     named += [("answer", answer) for answer in item.answers]
     named += [("document", f"{document.score} {document.id}") for document in item.documents]
     return digest_fields("kvquilt 2026-11 item v1", named)
+
+
+def _check_answers_fit(engine: Engine, item: Item, new_tokens: int) -> None:
+    encode = encoder(engine.model.tokenizer).encode
+    shortest = min(len(encode(answer)) for answer in item.answers)
+    if shortest > new_tokens:
+        raise InputError("answers", f"no accepted one fits into {new_tokens} tokens (new_tokens)", shortest)

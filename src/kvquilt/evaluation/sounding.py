@@ -50,7 +50,13 @@ class Sounder:
     tenant: str | None
 
     def line(
-        self, arm: Arm, item: Item, ranking: Sequence[int], earlier: Mapping[str, Line], truth: Truth | None
+        self,
+        arm: Arm,
+        item: Item,
+        ranking: Sequence[int],
+        earlier: Mapping[str, Line],
+        truth: Truth | None,
+        other: Item | None = None,
     ) -> tuple[Line, Truth]:
         """The arm's line and the item's truth, which full prefill's own line makes.
 
@@ -60,14 +66,15 @@ class Sounder:
             ranking: indices of the item's documents, the retriever's best first.
             earlier: the item's lines so far by arm.
             truth: None for full prefill alone.
+            other: whose documents a deranged arm has.
 
         Raises:
             NumericsError: the model produced NaN.
         """
         began = perf_counter()
-        documents = arm.documents(item, ranking, earlier)
+        documents = arm.documents(item, ranking, earlier, other)
         runs = self.engine.prompt(item.question, documents).runs(self.engine.model.tokenizer)
-        order = ranking if arm.method.needs_ranking else ()
+        order = arm.ranking(item, ranking, other)
         placement = place_runs(runs, arm.method.order, order, arm.method.moved)
         line = {"item": item.id, "group": item.group, "method": arm.name, "refused": None}
         prompt_seconds = perf_counter() - began

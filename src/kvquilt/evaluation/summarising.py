@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,14 +10,14 @@ from dataclasses import dataclass, field, replace
 
 from kvquilt.errors import InputError
 from kvquilt.evaluation.answer_fidelity import Divergence, divergence, kl_recovery, nll_gap
-from kvquilt.evaluation.arms import FULL, WITHOUT, find_arm
-from kvquilt.evaluation.damage import Damage, damage_of
+from kvquilt.evaluation.arms import FEWER, FULL, WITHOUT, find_arm
+from kvquilt.evaluation.damage import damage_intervals, damage_of
 from kvquilt.evaluation.metrics import Counts, f1_recovery, micro_f1_bag
 from kvquilt.evaluation.run import Finished
 from kvquilt.evaluation.run_folder import Line
 from kvquilt.evaluation.significance import discordant, holm, mcnemar, wilcoxon
-from kvquilt.evaluation.statistics import Bootstrap, Interval, Statistic, mean_of, micro_f1_of, outcome
-from kvquilt.evaluation.summary import ArmSummary, Fidelity, Scored, Summary, Work
+from kvquilt.evaluation.statistics import Bootstrap, Interval, Statistic, mean_of, micro_f1_of, outcome, share_of
+from kvquilt.evaluation.summary import ArmSummary, Fewer, Fidelity, Scored, Summary, Work
 from kvquilt.ledger import Ledger
 
 _NONE = "none"
@@ -40,14 +41,14 @@ def summarise(finished: Finished, seed: int = 0, resamples: int = 10_000) -> Sum
     made = _Lines(arms, seed, resamples)
     found = [made.arm(name) for name in arms]
     # the families are the run's methods, named before anything was measured: against full prefill, and against reuse
-    methods = [arm for arm in found if find_arm(arm.method).method.reuses]
+    methods = [arm for arm in found if find_arm(arm.method).is_method]
     scores = holm({a.method: a.scored.p for a in methods if a.scored and a.scored.p is not None})
     distances = holm({a.method: a.fidelity.p for a in methods if a.fidelity and a.fidelity.p is not None})
     return Summary(
         items=len(full),
         groups=len({line["group"] for line in full.values()}),
         documents_help=made.documents_help(),
-        arms=tuple(_adjusted(arm, scores, distances) for arm in found),
+        arms=tuple(made.against_fewer(_adjusted(arm, scores, distances), found) for arm in found),
         refused=dict(finished.refused),
     )
 
@@ -87,6 +88,7 @@ class _Lines:
             first=_divergence(lines, "self", head=1),
             own=_divergence(lines, "self"),
             gold=_divergence(lines, "gold"),
+            kl=self._bootstrap(lines).level(_mean_kl(lines)),
             kl_recovery=None if none is None else kl_recovery(_rows(lines, "self", "kl"), _rows(none, "self", "kl")),
             p=None if none is None or name == _NONE else wilcoxon(_group_means(lines), _group_means(none)),
             nll_gap=nll_gap(_rows(lines, "gold", "nll"), _rows(full, "gold", "nll")),
@@ -97,6 +99,7 @@ class _Lines:
         only_full, only_arm = discordant(reference, right)
         difference = draws.difference(_scores(lines), _scores(full))
         none = self._answering(_NONE, lines)
+        compared = self._compared(lines, full)
         recovered = [micro_f1_bag(_counts(each)) for each in (lines, none or (), full) if each]
         return Scored(
             score=draws.level(_scores(lines)),
@@ -108,14 +111,30 @@ class _Lines:
             only_full=only_full,
             only_arm=only_arm,
             p=mcnemar(only_full, only_arm),
-            damage=self._damage(lines, full, none),
+            damage=None if compared is None else damage_of(*compared),
+            shares=None if compared is None else damage_intervals(draws, *compared),
         )
 
-    def _damage(self, lines: Sequence[Line], full: Sequence[Line], none: Sequence[Line] | None) -> Damage | None:
-        without = self._answering(WITHOUT, lines)
+    def against_fewer(self, arm: ArmSummary, arms: Sequence[ArmSummary]) -> ArmSummary:
+        """The same, held against the control that takes about as long."""
+        others = {other.method: other.work for other in arms if other.method.startswith(FEWER) and other.scored}
+        seconds = {name: math.log(max(1e-9, work.first_token)) for name, work in others.items() if work is not None}
+        if arm.scored is None or arm.work is None or not seconds or not find_arm(arm.method).is_method:
+            return arm
+        mine = math.log(max(1e-9, arm.work.first_token))
+        name = min(seconds, key=lambda other: abs(seconds[other] - mine))
+        lines = [line for line in self.arms[arm.method].values() if line["refused"] is None]
+        if (other := self._answering(name, lines)) is None:
+            return arm
+        difference = self._bootstrap(lines).difference(_scores(lines), _scores(other))
+        return replace(arm, scored=replace(arm.scored, fewer=Fewer(name, difference, outcome(difference))))
+
+    def _compared(self, lines: Sequence[Line], full: Sequence[Line]) -> tuple[list[bool], ...] | None:
+        """Right or wrong under the arm, full prefill, no context and pure reuse; None where one of them is missing."""
+        without, none = self._answering(WITHOUT, lines), self._answering(_NONE, lines)
         if none is None or without is None:
             return None
-        return damage_of(_right(lines), _right(full), _right(without), _right(none))
+        return _right(lines), _right(full), _right(without), _right(none)
 
     def _same(self, name: str, lines: Sequence[Line]) -> list[Line] | None:
         """Another arm's lines on the same items; None where it is not there, or could not run on one of them."""
@@ -186,6 +205,12 @@ def _right(lines: Sequence[Line]) -> list[bool]:
 
 def _scores(lines: Sequence[Line]) -> Statistic:
     return mean_of([line["score"] for line in lines])
+
+
+def _mean_kl(lines: Sequence[Line]) -> Statistic:
+    """Over rows, so that items count by the length of full prefill's answer."""
+    kept = [line["fidelity"]["self"]["kl"] for line in lines]
+    return share_of([sum(rows) for rows in kept], [len(rows) for rows in kept])
 
 
 def _counts(lines: Sequence[Line]) -> list[Counts]:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kvquilt.evaluation.answer_fidelity import Divergence
-from kvquilt.evaluation.damage import Damage
+from kvquilt.evaluation.damage import Damage, DamageIntervals
 from kvquilt.evaluation.statistics import Interval, Outcome
 
 
@@ -16,6 +16,7 @@ class Fidelity:
 
     Attributes:
         first, own, gold: over the rows of each kind, see `kvquilt.evaluation.answer_fidelity`.
+        kl: mean KL(full || arm) over own rows.
         kl_recovery: over own rows, where the run has ``none`` and there is something to recover.
         p: of the signed-rank test against ``none`` on the means of groups, adjusted for all methods; None for ``none``
             and for controls.
@@ -25,9 +26,24 @@ class Fidelity:
     first: Divergence
     own: Divergence
     gold: Divergence
+    kl: Interval
     kl_recovery: float | None
     p: float | None
     nll_gap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fewer:
+    """A method against full prefill over fewer documents.
+
+    Attributes:
+        arm: of those in the run, the one whose time to the first token is nearest to the method's.
+        difference: of scores, the method's less that arm's; `outcome` is what it says.
+    """
+
+    arm: str
+    difference: Interval
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +56,8 @@ class Scored:
         micro_f1: of the corpus; `f1_recovery` of it, where the run has ``none`` and there is something to recover.
         only_full, only_arm: items that one of both gets right; `p` of McNemar's test, adjusted for all methods; None
             for full prefill and for controls.
-        damage: where the run has ``none``, which answers.
+        damage: where the run has ``none``, which answers; `shares` are its shares with intervals.
+        fewer: what a user could do instead, where the run has such an arm; None for controls.
     """
 
     score: Interval
@@ -53,6 +70,8 @@ class Scored:
     only_arm: int
     p: float | None
     damage: Damage | None
+    shares: DamageIntervals | None
+    fewer: Fewer | None = None
 
 
 @dataclass(frozen=True, slots=True)
