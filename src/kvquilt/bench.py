@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import resource
 import statistics
 import subprocess
@@ -86,11 +87,12 @@ def environment() -> dict[str, Any]:
 def portable(argument: str) -> str:
     """The argument without the directories of a path that means something on this machine only.
 
-    ``--json=/home/me/x.json`` becomes ``--json=x.json``; relative paths and Hugging Face ids stay.
+    ``--json=/home/me/x.json`` becomes ``--json=x.json``, ``jsonl:~/x.jsonl,share=1`` ``jsonl:x.jsonl,share=1``;
+    relative paths and Hugging Face ids stay.
     """
-    flag, equals, value = argument.rpartition("=") if argument.startswith("-") else ("", "", argument)
-    path = Path(value)
-    return f"{flag}{equals}{path.name}" if path.is_absolute() or path.parts[:1] in (("~",), ("..",)) else argument
+    if Path(argument).is_absolute():  # whatever signs are in it
+        return Path(argument).name
+    return re.sub(r"(^|[:=,;])((?:/(?!/)|~/|\.\./)[^:=,;]*)", lambda m: m[1] + Path(m[2]).name, argument)
 
 
 def run_ttft(plan: TtftPlan, settings: Settings | None = None, progress: Progress | None = None) -> dict[str, Any]:

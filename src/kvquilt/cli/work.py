@@ -67,12 +67,12 @@ def check_writers(methods: Iterable[str], given: Sequence[str]) -> None:
 
 
 @contextmanager
-def open_engine(settings: Settings, writers: Sequence[str] = ()) -> Iterator[Engine]:
-    """The engine of these settings with trained writers; closed at the end."""
+def open_engine(settings: Settings, writers: Sequence[str] = (), system: str | None = None) -> Iterator[Engine]:
+    """The engine of these settings with trained writers, and a system message of its own; closed at the end."""
     quiet_libraries()
-    from kvquilt.engine import Engine
+    from kvquilt.engine import SYSTEM, Engine
 
-    with Engine.load(settings=settings, writer=writers) as engine:
+    with Engine.load(settings=settings, writer=writers, system=SYSTEM if system is None else system) as engine:
         yield engine
 
 

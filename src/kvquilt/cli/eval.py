@@ -1,0 +1,140 @@
+"""`kvquilt eval`: methods side by side on a task, against full prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvquilt.cli.common import (
+    Device,
+    Dtype,
+    ExitCode,
+    HelperFlag,
+    Json,
+    ModelFlag,
+    Tenant,
+    Threads,
+    WriterFlag,
+    method_names,
+    settings_of,
+)
+from kvquilt.cli.work import check_helper, check_writers, open_engine
+from kvquilt.errors import InputError
+
+if TYPE_CHECKING:
+    from kvquilt.engine import Engine
+    from kvquilt.evaluation.run_config import RunConfig
+    from kvquilt.evaluation.task import Task
+
+
+def evaluate(
+    context: typer.Context,
+    task: Annotated[
+        str,
+        typer.Option(
+            metavar="TASK",
+            help="biography, niah:kind=multikey, squad:PATH, jsonl:PATH, ...; options as in dialogue:PATH,unit=turn.",
+        ),
+    ],
+    methods: Annotated[
+        str, typer.Option(metavar="A,B", help="Arms: methods, and controls such as fewer-documents:2 or oracle:METHOD.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The run's folder; one that was stopped goes on.")],
+    model: ModelFlag = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Items; by default all of the split.")] = None,
+    split: Annotated[str, typer.Option(metavar="SPLIT", help="tuning or evaluation.")] = "evaluation",
+    seed: Annotated[int, typer.Option(metavar="N", help="Of what is drawn for the items.")] = 0,
+    silent: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Of the arms, those that need not answer: fidelity is quicker.")
+    ] = None,
+    new_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Longest answer; by default the task's own limit.")
+    ] = None,
+    helper_model: HelperFlag = None,
+    writer: WriterFlag = None,
+    tenant: Tenant = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    threads: Threads = None,
+    json_output: Json = False,
+) -> None:
+    """Measure methods on a task: distance to full prefill, scores, damage, work; each on the same items.
+
+    Full prefill, full prefill without documents, and full prefill in another layout (what rounding alone does) are
+    always among the arms. Ctrl-C loses nothing: the same command goes on. Exit code 6: an arm failed a control, and
+    nothing is said of it. `kvquilt report DIR` makes a page of the folder.
+    """
+    settings, _ = settings_of(
+        context, model=model, helper_model=helper_model, tenant=tenant, dtype=dtype, device=device, threads=threads
+    )
+    from kvquilt.cli.eval_view import go
+    from kvquilt.evaluation.run import Run
+    from kvquilt.evaluation.tasks import find_task
+
+    asked = find_task(task)  # whatever is wrong with it is found before a model is loaded
+    config = _config(asked, methods, silent, new_tokens)
+    _check_arms(config, settings, writer or ())
+    with open_engine(settings, writer or (), asked.system) as engine:
+        asked = find_task(task, length=_length(engine))
+        run = Run(
+            engine, asked.items(split, limit, seed=seed), config, out, settings.tenant,
+            _about(engine, task, asked, split, limit, seed, writer or ()),
+        )  # fmt: skip
+        finished = go(run, json_output)
+    if finished.refused:
+        raise typer.Exit(ExitCode.GATE)
+
+
+def _config(task: Task, methods: str, silent: str | None, new_tokens: int | None) -> RunConfig:
+    from kvquilt.evaluation.arms import AGAIN
+    from kvquilt.evaluation.run_config import RunConfig
+
+    names = method_names(methods)
+    if not names:
+        raise InputError("methods", "name at least one", methods)
+    return RunConfig(
+        methods=tuple(dict.fromkeys((*names, AGAIN))),  # no table without the noise floor
+        metric=task.metric,
+        new_tokens=new_tokens or task.answer_limit,
+        silent=tuple(method_names(silent or "")),
+    )
+
+
+def _check_arms(config: RunConfig, settings: Any, writers: Sequence[str]) -> None:
+    from kvquilt.evaluation.arms import find_arms
+
+    named = [arm.method.name for arm in find_arms(config.methods)]
+    check_helper(named, settings)
+    check_writers(named, writers)
+
+
+def _length(engine: Engine) -> Any:
+    from kvquilt.tokens import encoder
+
+    encode = encoder(engine.model.tokenizer).encode
+    return lambda text: len(encode(text))
+
+
+def _about(
+    engine: Engine, written: str, task: Task, split: str, limit: int | None, seed: int, writers: Sequence[str]
+) -> dict[str, Any]:
+    """What a reader of the folder should know; no folder of this machine is in it."""
+    from kvquilt.bench import environment, portable
+
+    model = engine.model
+    return {
+        "task": portable(written),
+        "split": split,
+        "limit": limit,
+        "seed": seed,
+        "score": task.metric.grader,
+        "system": task.system,
+        "model": portable(model.name),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "writers": [portable(each) for each in writers],
+        **environment(),
+    }

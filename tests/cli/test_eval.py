@@ -1,0 +1,131 @@
+"""`kvquilt eval` on a tiny random model: a table, a folder, stopped and gone on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+
+from kvquilt.evaluation.sounding import Sounder
+from tests.cli.conftest import Run
+
+METHODS = "none;epic:k=2,writer=isolated;fewer-documents:1"
+ARMS = ["full", "no-context", "none", "epic:k=2,writer=isolated", "fewer-documents:1", "full-again"]
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> str:
+    """Three questions, each about documents of its own."""
+    names = ("with", "while", "assert", "if", "pass", "break")
+    rows = [
+        {
+            "id": f"q{n}",
+            "documents": [{"id": name, "text": topics[name].strip()[:90]} for name in names[n::3]],
+            "question": f"What does {names[n]} do?",
+            "answers": ["It"],
+            "gold": [0],
+        }
+        for n in range(3)
+    ]
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return f"jsonl:{path},share=0"
+
+
+def evaluate(run: Run, task: str, out: Path, *more: object) -> Any:
+    return run("eval", "--task", task, "--methods", METHODS, "--out", out, "--new-tokens", 3, *more)
+
+
+@pytest.mark.usefixtures("model")
+def test_a_run_that_was_stopped_goes_on_and_is_told_in_tables(
+    run: Run, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    made, calls = Sounder.line, []
+
+    def line(self: Sounder, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return made(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sounder, "line", line)
+        stopped = evaluate(run, task, out)
+    assert stopped.code == 130
+    assert "stopped; 3 of 18 lines are kept in" in stopped.err
+    assert "The same command goes on from there." in stopped.err
+
+    done = evaluate(run, task, out)
+    assert done.code == 0, done.err
+    assert "4 of 18 lines" in done.err
+    assert "18 of 18 lines, 0:00 to go" in done.err
+    assert "3 items. The documents do not clearly help" in done.out
+    for title in ("How far from full prefill", "Answers (contains_em)", "Damage", "Work"):
+        assert title in done.out
+    assert "full-again (noise floor)" in done.out
+    assert "Fewer than 30 questions in D carry no claim." in done.out
+    assert "which takes about as long to the first token" in done.out
+
+    again = evaluate(run, task, out, "--json").json
+    assert [arm["method"] for arm in again["arms"]] == ARMS
+    assert again["items"] == 3
+    about = json.loads((out / "run.json").read_text())["about"]
+    assert about["task"] == "jsonl:own.jsonl,share=0"
+    assert {"command", "commit", "machine", "split", "seed", "dtype"} <= about.keys()
+    assert str(tmp_path) not in (out / "items.jsonl").read_text() + json.dumps(about["writers"])
+    texts = [json.loads(each) for each in (out / "texts.jsonl").read_text().splitlines()]
+    assert [each["question"] for each in texts] == [f"What does {name} do?" for name in ("with", "while", "assert")]
+
+    other = evaluate(run, task, out, "--limit", 2)
+    assert other.code == 2
+    assert "it differs in items; choose another folder" in other.err
+
+
+@pytest.mark.usefixtures("model")
+def test_a_method_that_fails_its_control_is_named_and_ends_with_6(
+    run: Run, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvquilt.repair import operator
+
+    placed = operator.place
+    monkeypatch.setattr(operator, "place", lambda segment, at, tables, out: placed(segment, at + 1, tables, out))
+    done = run("eval", "--task", task, "--methods", "none", "--out", tmp_path / "run", "--limit", 1, "--new-tokens", 3)
+    assert done.code == 6
+    assert "not measured: none: it must equal full prefill, and does not" in done.out
+
+
+@pytest.mark.parametrize(
+    ("task", "methods", "more", "says"),
+    [
+        ("biografy", "none", (), "did you mean 'biography'"),
+        ("biography", "nine", (), "did you mean 'none'"),
+        ("biography", ",", (), "name at least one"),
+        ("biography", "none", ("--silent", "epic"), "must be among the methods"),
+        ("biography", "sempic", (), "give its folder, --writer PATH"),
+        ("biography", "oracle:none", (), "follows the retriever"),
+    ],
+)
+def test_wrong_input_is_found_before_a_model_is_loaded(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, methods: str, more: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.setenv("KVQUILT_MODEL", "no-model-of-this-name")
+    outcome = run("eval", "--task", task, "--methods", methods, "--out", tmp_path / "run", *more)
+    assert outcome.code == 2
+    assert says in outcome.err
+
+
+@pytest.mark.usefixtures("model")
+def test_items_that_nothing_can_answer_and_splits_that_are_empty_are_refused(
+    run: Run, task: str, tmp_path: Path
+) -> None:
+    short = run("eval", "--task", task, "--methods", "none", "--out", tmp_path / "a", "--split", "tuning")
+    assert (short.code, "has nothing in it" in short.err) == (2, True)
+    rows = Path(task.removeprefix("jsonl:").removesuffix(",share=0"))
+    rows.write_text(rows.read_text().replace('"It"', '"a rather long answer to it"'), encoding="utf-8")
+    long = evaluate(run, task, tmp_path / "b")
+    assert (long.code, "q0" in long.err, "no accepted one fits into 3 tokens" in long.err) == (2, True, True)
+    assert not (tmp_path / "b" / "run.json").exists()
