@@ -9,7 +9,23 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from kvquilt.cli import ask, bench, compile, config, demo, doctor, explain, methods, models, store, train, tune
+from kvquilt.cli import (
+    ask,
+    bench,
+    compile,
+    config,
+    demo,
+    doctor,
+    eval,
+    explain,
+    methods,
+    models,
+    report,
+    store,
+    study,
+    train,
+    tune,
+)
 from kvquilt.cli.common import CONFIG, FLAGS, ExitCode, echo_json, wants_json, warn
 from kvquilt.errors import InputError, KvquiltError, ModelError, StoreError
 
@@ -96,9 +112,12 @@ app.command("explain")(explain.explain)
 app.command("doctor")(doctor.doctor)
 app.command("train")(train.train)
 app.command("tune")(tune.tune)
+app.command("eval")(eval.evaluate)
+app.command("report")(report.report)
 app.command("methods")(methods.methods)
 app.add_typer(store.app, name="store")
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")
+app.add_typer(study.app, name="study")
 app.command("demo")(demo.demo)
 app.add_typer(config.app, name="config")

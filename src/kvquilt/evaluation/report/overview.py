@@ -1,0 +1,44 @@
+"""What both forms of a report say beside the tables of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kvquilt.evaluation.report.told import Told
+from kvquilt.evaluation.tables import Table, against_fewer, interval, named, verdict
+
+
+def overview(runs: Sequence[Told]) -> Table:
+    """Scores of all arms in all runs."""
+    scores = [{a.method: a.scored for a in run.summary.arms} for run in runs]
+    names = dict.fromkeys(name for run in runs for name in run.arms)
+    rows = [(named(name), *(interval(s.score) if (s := each.get(name)) else "-" for each in scores)) for name in names]
+    head = ("arm", *(f"{run.title} ({run.score}, n={len(run.items)})" for run in runs))
+    return Table("Scores", head, tuple(rows), ("Different scores are not for comparing across columns.",))
+
+
+def remarks(run: Told) -> list[str]:
+    """What a reader must know of a run before its figures, a sentence each."""
+    first, of = run.found_first
+    said = [verdict(run.summary)]
+    if of:
+        said.append(f"The retriever's best document is one that the answer rests on for {first} of {of} items.")
+    said += against_fewer(run.summary)
+    return said + [f"Not measured: {name}: {reason}." for name, reason in run.summary.refused.items()]
+
+
+def environment(run: Told) -> Table:
+    """Command, machine, settings."""
+    rows = (*_flat(run.about), *(("config." + name, value) for name, value in _flat(run.config)))
+    return Table("Where it comes from", ("what", "value"), tuple(rows))
+
+
+def _flat(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{within}{name}.")
+        elif isinstance(value, list | tuple):
+            yield within + name, "; ".join(map(str, value)) or "-"
+        else:
+            yield within + name, "-" if value is None or value == "" else str(value)
