@@ -73,17 +73,17 @@ def settings() -> list[Setting]:
     made = [Setting("main", kind, config(kind), seeds=three) for kind in TRAINED]
     made += [
         Setting("other writers", "link-tokens", config("link-tokens"), seeds=three),
-        Setting("other writers", "encoder", config("encoder", shape={"every": 1}, lr=1e-3), seeds=three),
-        Setting("other writers", "block-tuned, rank 8", config("block-tuned"), seeds=three),
-        Setting("other writers", "block-tuned, whole", config("block-tuned", shape={"rank": 0}, lr=2e-4), seeds=three),
+        Setting("other writers", "encoder", config("encoder", shape={"every": 1}, lr=1e-3)),
+        Setting("other writers", "block-tuned, rank 8", config("block-tuned")),
+        Setting("other writers", "block-tuned, whole", config("block-tuned", shape={"rank": 0}, lr=2e-4)),
     ]
-    for samples in (128, 256, 2048):
+    for samples in (128, 512):
         arms = ("sempic", "retrieved-document:5%", "retrieved-document:5%,writer=sempic", "none")
         made.append(Setting("repair", f"sempic {samples}", config("sempic"), samples, repairs=arms))
-    for samples in (128, 512, 2048, 8192):
+    for samples in (128, 256, 512, 2048):
         made += [Setting("samples", f"{k} {samples}", config(k), samples) for k in ("kv-packet", "sempic")]
     for rank in (2, 4, 8, 16, 32):
-        made.append(Setting("rank", f"rank {rank}", config("sempic", shape={"rank": rank, "alpha": 2.0 * rank})))
+        made.append(Setting("rank", f"rank {rank}", config("sempic", shape={"rank": rank, "alpha": 2.0 * rank}), 256))
     for name in (
         "q_proj k_proj",
         "k_proj v_proj",
@@ -92,10 +92,12 @@ def settings() -> list[Setting]:
         "gate_proj up_proj down_proj",
         "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj",
     ):
-        made.append(Setting("targets", name, config("sempic", shape={"targets": tuple(name.split())})))
+        made.append(Setting("targets", name, config("sempic", shape={"targets": tuple(name.split())}), 256))
     for count in (2, 4, 8, 16):
         made.append(
-            Setting("soft tokens", f"{count} + {count}", config("kv-packet", shape={"header": count, "trailer": count}))
+            Setting(
+                "soft tokens", f"{count} + {count}", config("kv-packet", shape={"header": count, "trailer": count}), 256
+            )
         )
     for header, trailer in ((8, 0), (0, 8)):
         made.append(
@@ -103,6 +105,7 @@ def settings() -> list[Setting]:
                 "soft tokens",
                 f"{header} + {trailer}",
                 config("kv-packet", shape={"header": header, "trailer": trailer}),
+                256,
             )
         )
     goals = {
@@ -127,7 +130,8 @@ def settings() -> list[Setting]:
             )
         )
     for kind in TRAINED:
-        made.append(Setting("shared prefix", kind, config(kind, shared_prefix=True), seeds=three))
+        made.append(Setting("shared prefix", kind, config(kind, shared_prefix=True), 256, seeds=three))
+        made.append(Setting("alone, as many samples", kind, config(kind), 256, seeds=three))
     made.append(Setting("shuffle", "sempic", config("sempic", shuffle=True), 512, seeds=three))
     made.append(
         Setting(
