@@ -67,7 +67,7 @@ def hit_rate(
     A prompt is one of several system texts, a time stamp, documents by Zipf's law, a question. A prefix cache hits as
     far as a prompt begins as an earlier one did; by segments, every text that is held is a hit, wherever it stands.
     """
-    from kvquilt.bench import environment
+    from kvquilt.bench import environment, portable
     from kvquilt.cli.bench import check_output
     from kvquilt.evaluation.hit_rate import ARMS
     from kvquilt.evaluation.hit_rate_model import find_size
@@ -94,7 +94,7 @@ def hit_rate(
         result: dict[str, Any] = {**environment(), **study.run(advance)}
     if replay:
         again = _replayed(settings, replay, seed)
-        result["replay"] = {"model": settings.model, **again.as_dict()}
+        result["replay"] = {"model": portable(settings.model), **again.as_dict()}
     if plot is not None:
         from kvquilt.evaluation.hit_rate_plot import plot as draw_plot
 
@@ -106,7 +106,7 @@ def hit_rate(
     echo_table(*table(result["rows"]))
     if replay:
         typer.echo(
-            f"\nReplayed through {settings.model}: {again.requests} requests, simulated {again.simulated:.2%}, real "
+            f"\nReplayed through {portable(settings.model)}: {again.requests} requests, simulated {again.simulated:.2%}, real "
             f"{again.real:.2%} of the tokens were there; {again.evictions} and {again.real_evictions} evictions."
         )
     if out is not None:
