@@ -117,7 +117,7 @@ def test_published_is_the_papers_recipe(run: Run, folder: Path, tmp_path: Path) 
         (("--freeze", "header"), "must be among what the writer has: adapter"),
         (("--freeze", "adapter"), "something must be left to train"),
         (("--rank", "0"), "shape"),
-        (("--kl", "0"), "objective"),
+        (("--kl=0", "--dense=0"), "objective"),
         (("--temperature", "0"), "temperature"),
         (("--normalise", "mean"), "normalise"),
         (("--batch", "0"), "batch"),

@@ -21,6 +21,7 @@ from kvquilt.template import PromptTemplate
 from kvquilt.tokens import encoder
 from kvquilt.training import config as recipes
 from kvquilt.training.begun import Begun
+from kvquilt.training.components import Components
 from kvquilt.training.config import TrainConfig
 from kvquilt.training.data import Sets
 from kvquilt.training.folder import RunFolder
@@ -79,7 +80,8 @@ def prepared(
     model = load_model(settings.model, settings.dtype, place, settings.threads, settings)
     if start is not None and start.base != model.fingerprint:
         log.warning("%s is of another model than %s: its parts are a start, no more", start.base_name, model.name)
-    config.shape.drawn(model, config.seed)  # refuses a model that has no place for them
+    named = {} if start is None else start.named
+    Components.begun(model, config.shape, config.seed, named, config.trained)  # refuses what has no place
     template = PromptTemplate(model.tokenizer, SYSTEM if source.system is None else source.system)
     encode = encoder(model.tokenizer).encode
     around = config.shape.rows * max(sets.documents)
@@ -97,5 +99,4 @@ def prepared(
         ).read(source, validation)  # fmt: skip
     sets_read = (*data.exercises, *data.held_out)
     check_documents_apart("data", [document for each in sets_read for document in each.documents], refused)
-    named = None if start is None else start.named
-    return Trainer(model, template, config, data.exercises, data.held_out, out, start=named, world=world)
+    return Trainer(model, template, config, data.exercises, data.held_out, out, start=named or None, world=world)

@@ -57,7 +57,7 @@ class Components:
             if name not in made.named:
                 raise InputError("from", "the artefact has a part that the new writer has not", name)
             if tensor.shape != made.named[name].shape:
-                rule = f"sizes and model must be the artefact's: {name} is {tuple(tensor.shape)} there"
+                rule = f"sizes, such as rank, and model must be the artefact's: {name} is {tuple(tensor.shape)} there"
                 raise InputError("from", rule, f"{tuple(made.named[name].shape)}")
             with torch.no_grad():
                 made.named[name].copy_(tensor)
