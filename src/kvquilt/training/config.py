@@ -113,7 +113,7 @@ def own(kind: str) -> TrainConfig:
     """
     if kind not in KINDS:
         raise InputError("writer", f"must be one of {', '.join(KINDS)}{nearest(kind, KINDS)}", kind)
-    # dense: with it a small reader came ten times nearer on the same samples (benchmarks/results/writer-study-small.json)
+    # dense: a small reader came ten times nearer with it on the same samples (results/writer-study-small.json)
     made = TrainConfig(kind, KINDS[kind], objective=Objective(dense=10.0))
     if kind == "encoder":  # matrices of full size, in part copies of the model's
         return replace(made, lr=1e-4)
