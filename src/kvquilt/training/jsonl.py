@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from kvquilt.document import Document
 from kvquilt.errors import InputError
+from kvquilt.evaluation.lines import given_documents, given_text, given_texts, read_lines
 from kvquilt.training.exercise import Exercise
 
 
@@ -20,43 +19,17 @@ def read_exercises(path: Path) -> list[Exercise]:
     Raises:
         InputError: names line and field; also a file that cannot be read or holds nothing.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("data", f"the file cannot be read: {error}", str(path)) from None
-    found = [_exercise(line, f"line {n}") for n, line in enumerate(lines, start=1) if line.strip()]
-    if not found:
-        raise InputError("data", "the file holds no line", str(path))
-    return found
+    form = 'must be an object: {"documents": [...], "question": ...}'
+    return [_exercise(data, where) for where, data in read_lines("data", path, form)]
 
 
-def _exercise(line: str, where: str) -> Exercise:
-    try:
-        data: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict):
-        raise InputError(where, 'must be an object: {"documents": [...], "question": ...}')
-    given = data.get("documents")
-    if not isinstance(given, list) or not given:
-        raise InputError(f"{where}: documents", "must be a list of at least one document", type(given).__name__)
+def _exercise(data: dict[str, Any], where: str) -> Exercise:
+    documents = given_documents(data, where)
     if ("question" in data) == ("questions" in data):
         raise InputError(f"{where}: question", "either question, a text, or questions, a list of texts, is needed")
-    asked = [data["question"]] if "question" in data else data["questions"]
-    if not isinstance(asked, list):
-        raise InputError(f"{where}: questions", "must be a list of texts", type(asked).__name__)
-    documents = tuple(_document(each, n, f"{where}: documents[{n}]") for n, each in enumerate(given))
+    several = "questions" in data
+    asked = given_texts(data, "questions", where) if several else (given_text(data, "question", where),)
     try:
-        return Exercise(documents, tuple(asked))
+        return Exercise(documents, asked)
     except InputError as error:
         raise InputError(f"{where}: {error.field}", error.rule, error.got) from None
-
-
-def _document(given: Any, index: int, where: str) -> Document:
-    fields = {"text": given} if isinstance(given, str) else given
-    if not isinstance(fields, dict) or "text" not in fields:
-        raise InputError(where, "must be a text, or an object with text", type(given).__name__)
-    try:
-        return Document(fields["text"], id=fields.get("id", f"document-{index + 1}"))
-    except InputError as error:
-        raise InputError(f"{where}.{error.field.removeprefix('Document.')}", error.rule, error.got) from None
