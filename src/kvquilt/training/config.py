@@ -14,6 +14,7 @@ from kvquilt.training.link_tokens import LinkShape
 from kvquilt.training.objective import Objective
 from kvquilt.training.shape import Shape
 from kvquilt.training.trainable import Trainable
+from kvquilt.writers.trained import TRAINED
 
 KINDS: dict[str, Trainable] = {
     "kv-packet": Shape(rank=0, header=8, trailer=8),
@@ -27,7 +28,7 @@ KINDS: dict[str, Trainable] = {
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """Defaults are kvquilt's own recipe; `published` is that of the papers.
+    """One configuration; `own` is kvquilt's recipe for a kind of writer, `published` that of the papers.
 
     Attributes:
         kind: of `KINDS`, whose shape `shape` is like.
@@ -113,7 +114,7 @@ def own(kind: str) -> TrainConfig:
     """
     if kind not in KINDS:
         raise InputError("writer", f"must be one of {', '.join(KINDS)}{nearest(kind, KINDS)}", kind)
-    # dense: a small reader came ten times nearer with it on the same samples (results/writer-study-small.json)
+    # dense: with it a small reader came ten times nearer on the same samples, as writer-study-small.json shows
     made = TrainConfig(kind, KINDS[kind], objective=Objective(dense=10.0))
     if kind == "encoder":  # matrices of full size, in part copies of the model's
         return replace(made, lr=1e-4)
@@ -126,10 +127,18 @@ def published(kind: str) -> TrainConfig:
 
     KV Packet (arXiv 2604.13226): 30 epochs of 64 samples a step. SemPIC and Joint (arXiv 2607.28069): 5 epochs of 16.
     A sample of theirs has one question.
+
+    Raises:
+        InputError: no such kind, or one whose paper trains otherwise.
     """
+    base = own(kind)
+    if kind not in TRAINED:
+        raise InputError(
+            "published", f"is the recipe of {', '.join(TRAINED)}; the papers of others train otherwise", kind
+        )
     epochs, batch = (30, 64) if kind == "kv-packet" else (5, 16)
     return replace(
-        own(kind), objective=Objective(), epochs=epochs, batch=batch, lr=5e-4, lr_soft=5e-4, top=0, keep_targets=False,
+        base, objective=Objective(), epochs=epochs, batch=batch, lr=5e-4, lr_soft=5e-4, top=0, keep_targets=False,
         normalise="sum", shared_prefix=False, shuffle=False,
     )  # fmt: skip
 
