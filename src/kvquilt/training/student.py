@@ -160,7 +160,5 @@ class Student:
             return write(self.model, [ids], parts, keep_all=self.keep_all)
         if ids and ids not in self._fixed:
             with PrefixCache(self.model) as prefix:
-                cache = prefix.reach(ids)
-                both = (cache.slot_keys[:, :, :, : len(ids)].clone(), cache.slot_values[:, :, :, : len(ids)].clone())
-            self._fixed[ids] = list(zip(*both, strict=True))
+                self._fixed[ids] = prefix.copied(ids)
         return self._fixed.get(ids, [])

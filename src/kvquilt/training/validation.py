@@ -54,12 +54,9 @@ class Validation:
         """That of full prefill, read as the student reads: what is left is rounding."""
 
         def logits(each: Lesson, branches: Branches) -> torch.Tensor:
-            count = len(each.read)
             with PrefixCache(self.model) as prefix:
-                cache = prefix.reach(each.read)
-                both = (cache.slot_keys[:, :, :, :count].clone(), cache.slot_values[:, :, :, :count].clone())
-            slots = list(zip(*both, strict=True))
-            return read(self.model, branches.ids, branches.plan(count), slots, branches.tail).logits
+                slots = prefix.copied(each.read)
+            return read(self.model, branches.ids, branches.plan(len(each.read)), slots, branches.tail).logits
 
         return self._mean(logits)
 

@@ -8,7 +8,7 @@ from types import TracebackType
 import torch
 
 from kvquilt.model.language_model import LanguageModel, RowCounter
-from kvquilt.model.rows import RowPlan
+from kvquilt.model.rows import Pair, RowPlan
 from kvquilt.model.slots import SlotCache
 
 
@@ -36,6 +36,12 @@ class PrefixCache:
             self.model.forward(torch.tensor([ids[same:]]), plan, self._cache, 0, self.counter)
             self.ids = ids
         return self._cache
+
+    def copied(self, ids: tuple[int, ...]) -> list[Pair]:
+        """By layer, copies of the keys and values ``[1, kv_heads, len(ids), dim]`` of `ids`."""
+        cache = self.reach(ids)
+        keys, values = (slots[:, :, :, : len(ids)].clone() for slots in (cache.slot_keys, cache.slot_values))
+        return list(zip(keys, values, strict=True))
 
     def append(self, ids: tuple[int, ...]) -> None:
         """The caller has computed `ids` into the slots behind the prefix, which now goes on with them."""
