@@ -178,3 +178,5 @@ def test_other_tensors_are_another_model() -> None:
         Tuning.of(model.fingerprint, {}, 16.0)
     with pytest.raises(InputError, match="between 0 and 1"):
         TunedShape(full_share=1.5)
+    with pytest.raises(InputError, match="targets"):
+        TunedShape(targets=())

@@ -54,6 +54,7 @@ class Parts:
     """What one forward has beside the model.
 
     Attributes:
+        adapter: on the model's linear layers.
         soft: ``[n, width]`` fp32, embeddings that the ids ``SOFT .. SOFT + n - 1`` stand for.
         cross: layers of their own, and documents that they look at.
         weights: in place of the model's own.

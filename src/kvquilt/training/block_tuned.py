@@ -39,6 +39,8 @@ class TunedShape:
     def __post_init__(self) -> None:
         if self.rank < 0:
             raise InputError("rank", "at least 0", self.rank)
+        if self.rank and not self.targets:
+            raise InputError("targets", "an adapter needs at least one linear layer")
         if not 0 <= self.full_share <= 1:
             raise InputError("full_share", "between 0 and 1", self.full_share)
 

@@ -1,4 +1,4 @@
-"""What a writer is trained on: exercises, held-out ones, and the system message that their prompts begin with."""
+"""What a writer is trained on: sets of documents with questions, and others that are held out."""
 
 from __future__ import annotations
 

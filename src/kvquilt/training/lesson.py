@@ -47,10 +47,9 @@ def lesson(name: str, exercise: Exercise, template: PromptTemplate, capability: 
         room: tokens that must still fit behind a question.
 
     Raises:
-        InputError: no documents or questions, a question without tokens, or more than the context; names the exercise.
+        InputError: a document without tokens, or more than the context; names the exercise.
+        PromptError: the template does not keep documents and question apart.
     """
-    if not exercise.documents or not exercise.questions:
-        raise InputError(name, "needs at least one document and one question")
     prompts = [template.filled(q, exercise.documents).runs(template.tokenizer) for q in exercise.questions]
     first = prompts[0]
     opening = first[0].ids if first[0].document is None else ()

@@ -70,8 +70,8 @@ def save_state(
     except OSError as error:
         rule = f"{path} cannot be written: {error.strerror or error}"
         raise StoreUnavailableError(
-            f"{rule}. What was saved before it stays; the same command goes on from there"
-        ) from (error)
+            f"{rule}. What was saved before stays; the same command goes on from there"
+        ) from error
 
 
 def load_place(path: Path) -> Place:
@@ -106,6 +106,8 @@ def load_state(
             if full.startswith("optimizer."):
                 _, key, name = full.split(".", 2)
                 states.setdefault(name, {})[key] = tensor
+        if not states.keys() <= parameters.keys():
+            raise KeyError("optimizer")
         for name, state in states.items():
             p = parameters[name]
             optimizer.state[p] = {key: t if key == "step" else t.to(p.device) for key, t in state.items()}

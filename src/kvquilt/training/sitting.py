@@ -30,6 +30,7 @@ class Sitting:
 
     Attributes:
         validation: None if nothing is held out.
+        best: the parts with the lowest validation KL so far, copied.
         clean: parameters are those of `place.step`; not so while the optimizer is at work.
     """
 
@@ -40,11 +41,11 @@ class Sitting:
     files: RunFolder
     artefact: Artefact
     place: Place
-    clean: bool = True
-    best: Named = field(default_factory=dict, repr=False)
+    clean: bool = field(init=False, default=True)
+    best: Named = field(init=False, default_factory=dict, repr=False)
     _optimizer: torch.optim.Optimizer = field(init=False, repr=False)
-    _saved: Place | None = None
-    _began: tuple[float, float, int] = (0.0, 0.0, 0)  # clock, seconds and steps of earlier sittings
+    _saved: Place | None = field(init=False, default=None)
+    _began: tuple[float, float, int] = field(init=False, default=(0.0, 0.0, 0))  # clock, seconds, steps done before
 
     def __post_init__(self) -> None:
         config, trained = self.schedule.config, self.components.trained
