@@ -8,11 +8,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvquilt.cli.common import ModelFlag, echo_table, progress, settings_of
+from kvquilt.cli.common import (
+    Device,
+    Dtype,
+    ExitCode,
+    HelperFlag,
+    Json,
+    ModelFlag,
+    Tenant,
+    Threads,
+    WriterFlag,
+    echo_json,
+    echo_table,
+    method_names,
+    progress,
+    settings_of,
+    warn,
+)
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
     from kvquilt.config import Settings
+    from kvquilt.evaluation.attention_summary import AttentionSummary
     from kvquilt.evaluation.hit_rate_replay import Replayed
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Why reuse pays, and what it does to attention.")
@@ -92,9 +109,10 @@ def hit_rate(
             check_output(path)
     with progress("simulating") as advance:
         result: dict[str, Any] = {**environment(), **study.run(advance)}
+    reader = portable(settings.model)
     if replay:
         again = _replayed(settings, replay, seed)
-        result["replay"] = {"model": portable(settings.model), **again.as_dict()}
+        result["replay"] = {"model": reader, **again.as_dict()}
     if plot is not None:
         from kvquilt.evaluation.hit_rate_plot import plot as draw_plot
 
@@ -106,7 +124,7 @@ def hit_rate(
     echo_table(*table(result["rows"]))
     if replay:
         typer.echo(
-            f"\nReplayed through {portable(settings.model)}: {again.requests} requests, simulated {again.simulated:.2%}, real "
+            f"\nReplayed through {reader}: {again.requests} requests, simulated {again.simulated:.2%}, real "
             f"{again.real:.2%} of the tokens were there; {again.evictions} and {again.real_evictions} evictions."
         )
     if out is not None:
@@ -122,6 +140,112 @@ def _replayed(settings: Settings, requests: int, seed: int) -> Replayed:
 
     with open_engine(settings) as engine, progress("replaying") as advance:
         return replay_small(engine, replace(SMALL, requests=requests, seed=seed), progress=advance)
+
+
+@app.command()
+def attention(
+    context: typer.Context,
+    task: Annotated[
+        str, typer.Option(metavar="TASK", help="biography, niah:kind=multikey, squad:PATH, jsonl:PATH, ...")
+    ],
+    methods: Annotated[str, typer.Option(metavar="A,B", help="Methods; full and none are always among them.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The study's folder; one that was stopped goes on.")],
+    model: ModelFlag = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Items.")] = 20,
+    split: Annotated[str, typer.Option(metavar="SPLIT", help="tuning or evaluation.")] = "evaluation",
+    seed: Annotated[int, typer.Option(metavar="N", help="Of what is drawn for the items.")] = 0,
+    helper_model: HelperFlag = None,
+    writer: WriterFlag = None,
+    tenant: Tenant = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    threads: Threads = None,
+    json_output: Json = False,
+) -> None:
+    """What reuse does to attention: how far each document token's weight is from full prefill's, by layer and head.
+
+    Looked at from the rows that answer: the prompt's last token and the accepted answer's, forced. Ratios are to pure
+    reuse; below 1 is nearer to full prefill. They explain; they do not rank methods. In DIR: attention.json, pictures,
+    a line for every item and arm. Ctrl-C loses nothing: the same command goes on. Exit code 6: an arm failed a control.
+    """
+    settings, _ = settings_of(
+        context, model=model, helper_model=helper_model, tenant=tenant, dtype=dtype, device=device, threads=threads
+    )
+    from kvquilt.bench import environment, portable
+    from kvquilt.cli.work import check_helper, check_writers, open_engine
+    from kvquilt.evaluation.attention_run import AttentionRun, find_attention_arms
+    from kvquilt.evaluation.attention_summary import summarise_attention
+    from kvquilt.evaluation.tasks import find_task
+    from kvquilt.tokens import encoder
+
+    names = method_names(methods)
+    asked = find_task(task)  # whatever is wrong with it is found before a model is loaded
+    named = [arm.method.name for arm in find_attention_arms(names)]
+    check_helper(named, settings)
+    check_writers(named, writer or ())
+    with open_engine(settings, writer or (), asked.system) as engine:
+        encode = encoder(engine.model.tokenizer).encode
+        asked = find_task(task, length=lambda text: len(encode(text)))
+        about = {
+            "task": portable(task),
+            "split": split,
+            "limit": limit,
+            "seed": seed,
+            "model": portable(engine.model.name),
+            "dtype": str(engine.model.dtype).removeprefix("torch."),
+            "writers": [portable(each) for each in writer or ()],
+            **environment(),
+        }
+        items = asked.items(split, limit, seed=seed)
+        with progress("looking") as advance:
+            AttentionRun(engine, items, names, out, settings.tenant, about).go(advance)
+    summary = summarise_attention(out)
+    _write(summary, out)
+    if json_output:
+        echo_json(summary.as_dict())
+    else:
+        _show(summary, out)
+    if summary.refused:
+        raise typer.Exit(ExitCode.GATE)
+
+
+def _write(summary: AttentionSummary, out: Path) -> None:
+    from kvquilt.evaluation.attention_plot import pictures
+    from kvquilt.files import write_atomically
+    from kvquilt.training.folder import writing
+
+    with writing(out):
+        write_atomically(out / "attention.json", (json.dumps(summary.as_dict()) + "\n").encode())
+        try:
+            for name, png in pictures(summary).items():
+                write_atomically(out / name, png)
+        except InputError as error:
+            warn(str(error))
+
+
+def _show(summary: AttentionSummary, out: Path) -> None:
+    head = ("method", "items", "R_front", "R_int", "T_1", "T_2..8", "NRMSE", "cosine", "mass", "seen")
+    rows = []
+    for arm in summary.arms:
+        ratio, first = arm.ratio["raw"], arm.density
+        later = [each for each in first[1:] if each == each]
+        figures = (
+            ratio["front"], ratio["interior"], first[0], sum(later) / len(later) if later else float("nan"),
+            arm.nrmse, arm.cosine, arm.mass,
+        )  # fmt: skip
+        rows.append((arm.method, str(arm.items), *(f"{each:.3g}" for each in figures), f"{arm.seen:.0%}"))
+    echo_table(head, rows)
+    typer.echo(
+        "\nR: difference of a token's weight to full prefill's over that of pure reuse, in a document's first tenth\n"
+        "and interior. T: weight of a document's first tokens over that of one in its interior. NRMSE, cosine\n"
+        "distance, mass: what is retrieved from a document, against full prefill. seen: tokens that have slots."
+    )
+    for arm in summary.arms:
+        if arm.refused:
+            typer.echo(f"{arm.method} could not run on {arm.refused} of the items")
+    for name, reason in summary.refused.items():
+        typer.echo(f"not measured: {name}: {reason}")
+    typer.echo(f"The study is in {out}.")
 
 
 def _names(option: str, written: str) -> tuple[str, ...]:
