@@ -30,8 +30,8 @@ from kvquilt.model.graph import Read, frozen
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.load import load_model
 from kvquilt.training.components import Components
-from kvquilt.training.shape import Shape
 from kvquilt.training.lesson import Lesson
+from kvquilt.training.shape import Shape
 from kvquilt.training.student import Student
 from kvquilt.training.teacher import Branches, Target, Teacher
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import time
 from dataclasses import dataclass, field, replace
@@ -41,7 +40,6 @@ from kvquilt.repair.presets import find_method
 from kvquilt.store import Store
 from kvquilt.template import PromptTemplate
 from kvquilt.training.config import TrainConfig, own
-from kvquilt.training.objective import Objective
 from kvquilt.training.progress import Progress
 from kvquilt.training.trainer import Trainer
 from kvquilt.writers.artefact import load_writer
@@ -53,8 +51,7 @@ Cell = tuple[str, str, str]  # method, domain it was trained on or "", domain it
 
 
 def recipe(kind: str, seed: int) -> TrainConfig:
-    goal = Objective(dense=10.0)
-    return replace(own(kind), objective=goal, lr=1e-3, lr_soft=5e-3, new_tokens=_NEW, validate_every=0, seed=seed)
+    return replace(own(kind), lr=1e-3, lr_soft=5e-3, new_tokens=_NEW, validate_every=0, seed=seed)
 
 
 @dataclass(eq=False)
@@ -196,6 +193,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--sets", type=int, default=64)
     parser.add_argument("--items", type=int, default=40, help="per domain; may be fewer when a run goes on")
+    parser.add_argument("--among", type=int, default=32, help="people, and passages of help, that items are about")
+    parser.add_argument("--passages", type=int, default=64, help="of help to train on; asking about one costs a step")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -203,17 +202,17 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     size = (options.sets, options.items, options.seed)
     domains = [
-        biography(*size),
+        biography(*size, options.among),
         hotpotqa(model, options.train_hotpotqa, options.hotpotqa, *size),
-        help_topics(model, options.folder / "questions.jsonl", *size),
+        help_topics(model, options.folder / "questions.jsonl", *size, options.among, options.passages),
     ]
-    mark = {"model": model.fingerprint.digest, "seed": options.seed, "sets": options.sets}
+    mark: dict[str, Any] = {name: getattr(options, name) for name in ("seed", "sets", "among", "passages")}
+    mark["model"] = model.fingerprint.digest
     bench = Bench(model, options.folder, mark, {domain.name: domain for domain in domains})
     bench.resume()
     bench.run()
     mark["model"] = options.model_name or Path(options.model).name
     result = {**environment(), **mark, "dtype": options.dtype, **bench.result()}
-    result["command"] = re.sub(r"\S*/(?=\S)", "", result["command"])
     options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

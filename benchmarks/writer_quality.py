@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import tempfile
 from dataclasses import replace
@@ -86,7 +85,6 @@ def main() -> None:
         "prompt_tokens": statistics.median(r["tokens"] for r in lines),
         "arms": _summary(lines),
     }
-    result["command"] = re.sub(r"\S*/(?=\S)", "", result["command"])
     options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
 import tempfile
 import time
@@ -283,7 +282,6 @@ def main() -> None:
         **base,
         "rows": known,
     }
-    result["command"] = re.sub(r"\S*/(?=\S)", "", result["command"])
     options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
