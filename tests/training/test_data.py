@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvquilt.errors import InputError
+from kvquilt.errors import InputError, LeakageError
+from kvquilt.evaluation.leakage import known
 from kvquilt.passages import read_passages
 from kvquilt.prompt import Document
 from kvquilt.template import PromptTemplate
@@ -113,6 +115,16 @@ def test_what_does_not_fit_is_refused_before_a_question_is_made() -> None:
 
     with pytest.raises(InputError, match="too long"):
         asked_data([d for each in passages(4) for d in each], [], Sets(), Unasked(), refuse)
+
+
+def test_nothing_is_asked_about_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abcdef":
+        (tmp_path / f"{name}.txt").write_text(f"The cat {name} likes a box of its own.")
+    monkeypatch.setattr(Asker, "questions", None)
+    text = (tmp_path / "c.txt").read_text()
+    made = replace(reading(tmp_path, Sets((2,))), refused=known([Document(text)]))
+    with pytest.raises(LeakageError, match=r"c\.txt"):
+        made.read(Source.parse(str(tmp_path)))
 
 
 def test_the_model_asks_once_and_the_same_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,7 @@ def prepared(
             room=config.new_tokens + around,
             questions=files.questions,
             progress=advance,
+            refused=refused,
         ).read(source, validation)  # fmt: skip
     sets_read = (*data.exercises, *data.held_out)
     check_documents_apart("data", [document for each in sets_read for document in each.documents], refused)

@@ -13,6 +13,7 @@ from kvquilt.evaluation.biography import SYSTEM as BIOGRAPHY
 from kvquilt.evaluation.biography import BiographyTask
 from kvquilt.evaluation.help_topics import HelpTopics
 from kvquilt.evaluation.hotpotqa import HotpotQA
+from kvquilt.evaluation.leakage import check_documents_apart
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.passages import Passages
 from kvquilt.template import PromptTemplate
@@ -80,6 +81,7 @@ class Reading:
         length: measures a text in tokens; `limit` of a task's paragraph.
         questions: where what the model asked is kept.
         room: tokens that must fit behind a question.
+        refused: documents that no question is made about; see `kvquilt.evaluation.leakage`.
     """
 
     model: LanguageModel
@@ -91,6 +93,7 @@ class Reading:
     room: int
     questions: Path | None = None
     progress: Report | None = None
+    refused: frozenset[str] = frozenset()
 
     def read(self, source: Source, validation: Path | None = None) -> Data:
         """The exercises.
@@ -100,6 +103,7 @@ class Reading:
 
         Raises:
             InputError: says what is wrong with the data, before anything is computed.
+            LeakageError: a question would be about a document of `refused`.
         """
         if validation is not None:
             held = tuple(read_exercises(validation)[: self.sets.validation])
@@ -150,3 +154,4 @@ class Reading:
 
     def _check(self, exercise: Exercise) -> None:
         lesson("a set", exercise, self.template, self.model.capability, self.room)
+        check_documents_apart("data", exercise.documents, self.refused)
