@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -61,7 +60,7 @@ def _show(trainer: Trainer, as_json: bool) -> None:
         "best": place.best,
         "best_step": place.best_step,
         "unanswered": place.empty,
-        "config": asdict(trainer.config),
+        "config": trainer.config.as_dict(),
     }
     if as_json:
         echo_json(result)

@@ -41,7 +41,7 @@ class Begun:
         Raises:
             WriterError: as `load_writer`.
         """
-        if read_manifest(path)["kind"] == BLOCK_TUNED:
+        if read_manifest(path).get("kind") == BLOCK_TUNED:
             tuning = Tuning.load(path)
             alpha = tuning.alpha if tuning.parts.adapter is not None else 0.0
             return cls(tuning.named, alpha, 0, (), tuning.base, tuning.base_name)

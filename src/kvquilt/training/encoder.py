@@ -1,4 +1,5 @@
-"""The encoder's parameters, and its student: documents through the encoder, the rest through the patched reader."""
+"""The encoder's parameters (COMB, arXiv 2602.01519), and its student: documents through the encoder, the rest through
+the reader with cross layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Training link tokens: documents are as the isolated writer stores them; the frozen model reads the rest."""
+"""Training link tokens (KVLink, arXiv 2502.16002): documents are as the isolated writer stores them; the frozen model
+reads the rest."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,8 @@ class Objective:
         kl: weight of KL(teacher || student) over the vocabulary.
         ce: weight of the cross-entropy of the teacher's answer.
         dense: weight of the relative squared error of the hidden states that leave every layer at the inline rows.
-        temperature: of both distributions in the KL, whose weight then grows by its square (Hinton's distillation).
+        temperature: of both distributions in the KL, whose weight then grows by its square (distillation,
+            arXiv 1503.02531).
     """
 
     kl: float = 1.0
@@ -29,10 +31,10 @@ class Objective:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if min(self.kl, self.ce, self.dense) < 0 or not self.kl + self.ce + self.dense > 0:
-            raise InputError("objective", "weights are at least 0, one of them above", f"{self}")
-        if not self.temperature > 0:
-            raise InputError("temperature", "above 0", self.temperature)
+        if min(self.kl, self.ce, self.dense) < 0 or not 0 < self.kl + self.ce + self.dense < math.inf:
+            raise InputError("objective", "weights are finite and at least 0, one of them above", f"{self}")
+        if not 0 < self.temperature < math.inf:
+            raise InputError("temperature", "a finite number above 0", self.temperature)
 
 
 def divergence(target: Target, logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:

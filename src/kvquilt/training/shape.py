@@ -1,4 +1,5 @@
-"""What kv-packet, sempic and joint have to train: a LoRA adapter, a header, a trailer, each there or not."""
+"""What kv-packet (arXiv 2604.13226), sempic and joint (arXiv 2607.28069) have to train: a LoRA adapter, a header, a
+trailer, each there or not."""
 
 from __future__ import annotations
 
@@ -41,6 +42,8 @@ class Shape:
             raise InputError("shape", "rank, header and trailer are at least 0, one of them above", f"{self}")
         if self.rank and not self.targets:
             raise InputError("targets", "an adapter needs at least one linear layer")
+        if self.rank and not 0 < self.alpha < math.inf:
+            raise InputError("alpha", "a finite number above 0", self.alpha)
 
     @property
     def kinds(self) -> tuple[str, ...]:

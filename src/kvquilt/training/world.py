@@ -60,4 +60,5 @@ class World:
             self.wait()
 
     def share(self, of: Sequence[T]) -> list[T]:
+        """This process's part: every one's together are all, each once."""
         return list(of[self.rank :: self.size])
