@@ -25,8 +25,6 @@ from kvquilt.training.lesson import lesson
 DOCUMENTS = 4  # in a set
 _QUESTIONS = 4  # about a set to train on
 _CUT = 112  # tokens of a HotpotQA paragraph; biographies and passages of help are about as long by themselves
-_AMONG = 32  # people and passages of the items: documents come up again, as in use, and are compiled once
-_PASSAGES = 64  # of help to train on; having the model ask costs as much as training on it
 _ROOM = 128  # tokens for soft tokens and an answer
 
 
@@ -56,10 +54,11 @@ class Domain:
             raise InputError(self.name, "no document may be in training and evaluation", f"{len(shared)} are")
 
 
-def biography(sets: int, items: int, seed: int) -> Domain:
+def biography(sets: int, items: int, seed: int, among: int) -> Domain:
+    """Items are about `among` people: documents come up again, as in use, and are compiled once."""
     task = BiographyTask()
     train = task.exercises("train", sets, DOCUMENTS, _QUESTIONS, seed)
-    return _gold("biography", task.SYSTEM, bare_value, train, task.items("test", items, DOCUMENTS, seed, _AMONG))
+    return _gold("biography", task.SYSTEM, bare_value, train, task.items("test", items, DOCUMENTS, seed, among))
 
 
 def hotpotqa(model: LanguageModel, train: Path, held: Path, sets: int, items: int, seed: int) -> Domain:
@@ -83,24 +82,26 @@ def hotpotqa(model: LanguageModel, train: Path, held: Path, sets: int, items: in
     return _gold("hotpotqa", HotpotQA.SYSTEM, bare, lessons, asked)
 
 
-def help_topics(model: LanguageModel, questions: Path, sets: int, items: int, seed: int) -> Domain:
-    """The model asks; `questions` is where that is kept."""
+def help_topics(
+    model: LanguageModel, questions: Path, sets: int, items: int, seed: int, among: int, passages: int
+) -> Domain:
+    """The model asks, about `passages` to train on and `among` to measure on; `questions` is where that is kept."""
     template, draw = PromptTemplate(model.tokenizer, SYSTEM), random.Random(f"help {seed}")
     asker = Asker(model, template, _QUESTIONS, seed, questions)
 
     def check(exercise: Exercise) -> None:
         lesson("a set", exercise, template, model.capability, _ROOM)
 
-    def made(split: str, passages: int, count: int, asked: int) -> tuple[Exercise, ...]:
+    def made(split: str, size: int, count: int, asked: int) -> tuple[Exercise, ...]:
         def progress(n: int, of: int) -> None:
             if n % 16 == 0:
                 print(f"help, {split}: asked about {n} of {of} passages", flush=True)
 
-        pool = draw.sample(HelpTopics().documents(split), passages)
+        pool = draw.sample(HelpTopics().documents(split), size)
         wanted = Sets((DOCUMENTS,), asked, count, held_out=0.0, seed=seed)
         return asked_data(pool, [], wanted, asker, check, progress).exercises
 
-    return Domain("help", SYSTEM, bare, made("train", _PASSAGES, sets, _QUESTIONS), made("test", _AMONG, items, 1))
+    return Domain("help", SYSTEM, bare, made("train", passages, sets, _QUESTIONS), made("test", among, items, 1))
 
 
 def _gold(
