@@ -42,9 +42,9 @@ def test_a_path_of_this_machine_loses_its_directories(argument: str, shown: str)
 
 
 def test_the_environment_names_no_directory_of_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    arguments = [str(tmp_path / "kvquilt"), "bench", "ttft", "--model", str(tmp_path / "tiny"), "--rounds", "1"]
+    arguments = [str(tmp_path / "kvquilt"), "bench", "ttft", "--model", str(tmp_path / "tiny"), "--rounds", "1", "a;b"]
     monkeypatch.setattr(sys, "argv", arguments)
-    assert environment()["command"] == "kvquilt bench ttft --model tiny --rounds 1"
+    assert environment()["command"] == "kvquilt bench ttft --model tiny --rounds 1 'a;b'"
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import resource
+import shlex
 import statistics
 import subprocess
 import sys
@@ -74,7 +75,7 @@ def environment() -> dict[str, Any]:
     except (OSError, subprocess.CalledProcessError):
         commit = "not a git checkout"
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *map(portable, sys.argv[1:])]),
+        "command": shlex.join([Path(sys.argv[0]).name, *map(portable, sys.argv[1:])]),
         "commit": commit,
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -118,6 +118,11 @@ def _of_work(cell: Callable[[Work], str]) -> Callable[[ArmSummary], str]:
     return lambda arm: _NOTHING if arm.work is None else cell(arm.work)
 
 
+def _nats(value: float) -> str:
+    """Three digits, and below that the order: the noise floor is to be seen."""
+    return f"{value:.3f}" if abs(value) >= 0.0005 or not value else f"{value:.0e}"
+
+
 def _share(value: float | None) -> str:
     return _NOTHING if value is None else f"{value:.1%}"
 
@@ -137,8 +142,8 @@ def _p(value: float | None) -> str:
 
 
 _FIDELITY: Cells = {
-    "KL": _of_fidelity(lambda f: interval(f.kl)),
-    "KL p95": _of_fidelity(lambda f: f"{f.own.p95:.3f}"),
+    "KL": _of_fidelity(lambda f: f"{_nats(f.kl.value)} [{_nats(f.kl.low)}, {_nats(f.kl.high)}]"),
+    "KL p95": _of_fidelity(lambda f: _nats(f.own.p95)),
     "top-1": _of_fidelity(lambda f: f"{f.own.top1:.3f}"),
     "KL recovered": _of_fidelity(lambda f: _share(f.kl_recovery)),
     "NLL gap": _of_fidelity(lambda f: f"{f.nll_gap:+.3f}"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -205,9 +206,13 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium and no chrome on this machine")
 def test_a_real_browser_runs_its_script_and_no_other(tmp_path: Path) -> None:
+    """With ``REPORT_SCREENSHOT=FILE.png`` a picture of the page is left there."""
     report(folder(tmp_path / "run"))
-    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-               "--virtual-time-budget=4000", "--dump-dom", (tmp_path / "run" / "report.html").as_uri()]  # fmt: skip
+    picture = os.environ.get("REPORT_SCREENSHOT")
+    more = [f"--screenshot={picture}", "--window-size=1280,2400"] if picture else []
+    address, profile = (tmp_path / "run" / "report.html").as_uri(), tmp_path / "profile"
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", *more]
+    command += ["--virtual-time-budget=4000", "--dump-dom", address]
     drawn = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
     page = Page(drawn)
     assert "3 items." in page.text, "the page's own script counts what is shown"

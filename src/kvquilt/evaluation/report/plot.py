@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _EDGE = 460, 300, 56, 44, 14
+_INSIDE = 10  # between an axis and its least value, so that points there do not cover the axis
+
+_LEAST = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +33,11 @@ class Point:
 
 
 def scatter(points: Sequence[Point], across: str, up: str, logarithmic: bool = False) -> str:
-    """Both axes begin at 0; the upper of a logarithmic figure with the smallest value instead, zeros drawn there."""
+    """Both axes begin at 0; the upper of a logarithmic figure with the smallest value instead, smaller ones than 1e-4
+    drawn there: what rounding does must not squeeze the rest."""
     bottom, top = 0.0, 0.0
     if logarithmic:
-        least = max(1e-6, min((p.y for p in points if p.y > 0), default=1e-6))
+        least = max(_LEAST, min((p.y for p in points if p.y > 0), default=_LEAST))
         decades = math.floor(math.log10(least)), math.ceil(math.log10(max(p.high for p in points) + least))
         ticks = [(float(n), f"1e{n}") for n in range(decades[0], decades[1] + 1)]
         bottom, top = map(float, decades)
@@ -42,13 +46,13 @@ def scatter(points: Sequence[Point], across: str, up: str, logarithmic: bool = F
     marks, right = _ticks(max(p.x for p in points))
 
     def x(value: float) -> float:
-        return _LEFT + value / right * (_WIDTH - _LEFT - _EDGE)
+        return _LEFT + _INSIDE + value / right * (_WIDTH - _LEFT - _EDGE - _INSIDE)
 
     def y(value: float, as_written: bool = False) -> float:
         if logarithmic and not as_written:
             value = math.log10(max(value, 10.0**bottom))
         share = (value - bottom) / ((top - bottom) or 1)
-        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _BOTTOM - _EDGE)
+        return _HEIGHT - _BOTTOM - _INSIDE - share * (_HEIGHT - _BOTTOM - _EDGE - _INSIDE)
 
     described = escape(f"{up} against {across}")
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{described}"><title>{described}</title>']
@@ -75,7 +79,7 @@ def scatter(points: Sequence[Point], across: str, up: str, logarithmic: bool = F
 
 def _ticks(most: float) -> tuple[list[tuple[float, str]], float]:
     """Round values from 0 up to a last one that is not below `most`."""
-    most = max(most, 1e-9)
+    most = most if most > 0 else 1.0
     power = 10.0 ** math.floor(math.log10(most))
     step = next(s * power for s in (0.2, 0.25, 0.5, 1.0, 2.0) if s * power * 6 >= most)
     count = math.ceil(most / step - 1e-9)
