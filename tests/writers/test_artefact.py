@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,25 +15,15 @@ from safetensors.torch import load, load_file, save
 from transformers import DynamicCache
 
 from kvquilt.errors import InputError, WriterError, WriterMismatchError
-from kvquilt.writers import folder
 from kvquilt.writers.artefact import load_writer, make_writer, read_manifest
-from kvquilt.writers.folder import ADAPTER, CONFIG, MANIFEST, SOFT_TOKENS, load_folder, save_folder
-from kvquilt.writers.trained import TRAINED, Trained
+from kvquilt.writers.folder import ADAPTER, CONFIG, MANIFEST, SOFT_TOKENS, WEIGHTS, load_folder, save_folder
+from kvquilt.writers.trained import TRAINED
 from tests.models import build, tiny
 from tests.oracle import random_ids
-from tests.writers.trained import random_parts, random_writer
+from tests.writers.trained import contents, equal, random_encoder, random_links, random_parts, random_writer
 
 FILES = {"kv-packet": {SOFT_TOKENS}, "sempic": {CONFIG, ADAPTER}, "joint": {CONFIG, ADAPTER, SOFT_TOKENS}}
 kinds = pytest.mark.parametrize("kind", TRAINED)
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
-
-
-def equal(one: Trained, two: Trained) -> bool:
-    a, b = one.named(), two.named()
-    return one == two and list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @kinds
@@ -123,81 +112,6 @@ def test_an_adapter_on_some_layers_names_them_in_full(tmp_path: Path) -> None:
     writer.save(tmp_path)
     assert equal(load_writer(tmp_path, tiny()), writer)
     assert "layers.0.self_attn.q_proj" in json.loads((tmp_path / CONFIG).read_text())["target_modules"]
-
-
-# --- replaced as a whole ---------------------------------------------------------------------------------------------
-
-
-def test_a_save_that_ends_anywhere_leaves_the_old_or_the_new_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, new = random_writer(tiny(), "joint", seed=1), random_writer(tiny(), "kv-packet", seed=2)
-    operations = [(os, "fsync"), (Path, "replace"), (Path, "unlink"), (folder.shutil, "rmtree"), (Path, "mkdir")]
-    seen, ends = set(), 0
-    for at in range(1000):
-        path = tmp_path / str(at)
-        old.save(path)
-        with monkeypatch.context() as patched:
-            count = _ending(patched, operations, at)
-            try:
-                new.save(path)
-            except KeyboardInterrupt:
-                ends += 1
-            else:
-                assert count[0] <= at
-                break
-        found = load_writer(path)
-        assert equal(found, old) or equal(found, new)
-        seen.add(found.kind)
-        third = random_writer(tiny(), "sempic", seed=3)
-        third.save(path)
-        assert equal(load_writer(path), third)
-        assert set(contents(path)) == {MANIFEST, *FILES["sempic"]}, "the next one who saves tidies up"
-    assert ends > 8
-    assert seen == {"joint", "kv-packet"}
-
-
-def _ending(patched: pytest.MonkeyPatch, operations: list[tuple[Any, str]], at: int) -> list[int]:
-    """End the process, so to speak, at the operation of that number."""
-    count = [0]
-
-    def ended(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            count[0] += 1
-            if count[0] > at:
-                raise KeyboardInterrupt
-            return original(*args, **kwargs)
-
-        return call
-
-    for home, name in operations:
-        patched.setattr(home, name, ended(getattr(home, name)))
-    return count
-
-
-def test_a_full_disk_leaves_the_old_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = random_writer(tiny(), "joint", seed=1)
-    old.save(tmp_path)
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space"):
-            random_writer(tiny(), "joint", seed=2).save(tmp_path)
-    assert equal(load_writer(tmp_path), old)
-
-
-def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").write_text("{}\n")
-    random_writer(tiny(), "joint").save(tmp_path)
-    random_writer(tiny(), "sempic").save(tmp_path)
-    assert set(contents(tmp_path)) == {"log.jsonl", MANIFEST, CONFIG, ADAPTER}
-    assert load_writer(tmp_path).kind == "sempic"
-
-
-# --- what is not loaded ----------------------------------------------------------------------------------------------
 
 
 def test_a_changed_byte_anywhere_is_an_error_that_names_the_file(tmp_path: Path) -> None:
@@ -306,6 +220,16 @@ def test_a_manifest_that_does_not_agree_with_its_files(changes: dict[str, Any], 
     random_writer(tiny(), "joint").save(tmp_path)
     altered(tmp_path, **changes)
     with pytest.raises(WriterError, match=said):
+        load_writer(tmp_path)
+
+
+@pytest.mark.parametrize("name", [SOFT_TOKENS, WEIGHTS])
+def test_tensors_of_other_kinds_that_are_none(name: str, tmp_path: Path) -> None:
+    writer = random_links(tiny()) if name == SOFT_TOKENS else random_encoder(tiny())
+    writer.save(tmp_path)
+    about, files = load_folder(tmp_path)
+    forged(tmp_path, about, {**files, name: b"no tensors"})
+    with pytest.raises(WriterError, match=f"{name} is no safetensors file"):
         load_writer(tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import torch
 
@@ -22,6 +23,15 @@ SHAPES = {
     "sempic": (4, 0, 0),
     "joint": (2, 2, 3),
 }
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def equal(one: Trained, two: Trained) -> bool:
+    a, b = one.named(), two.named()
+    return one == two and list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def targets_of(model: LanguageModel) -> tuple[str, ...]:

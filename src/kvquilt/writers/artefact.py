@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 
 from kvquilt.errors import InputError, WriterError, nearest
 from kvquilt.identity import Fingerprint
@@ -25,9 +23,9 @@ from kvquilt.writers.block_tuned import BLOCK_TUNED
 from kvquilt.writers.encoder import ENCODER, Encoder
 from kvquilt.writers.folder import ADAPTER, CONFIG, MANIFEST, SOFT_TOKENS, load_folder
 from kvquilt.writers.link_tokens import LINK_TOKENS, LinkTokens
-from kvquilt.writers.manifest import base_of
+from kvquilt.writers.manifest import base_of, check_content, understood
 from kvquilt.writers.peft_layout import check_config, from_peft
-from kvquilt.writers.tensors import STORED, check_named, content_digest, sizes_of
+from kvquilt.writers.tensors import STORED, check_named, content_digest, copied, read_tensors, sizes_of
 from kvquilt.writers.trained import TRAINED, Trained
 
 
@@ -56,7 +54,7 @@ def make_writer(
     if not all(0 <= i < SOFT for i in prefix):
         raise InputError("prefix", "must be token ids", prefix)
     check_named(named)
-    kept = {name: t.detach().to(torch.float32, copy=True).contiguous() for name, t in sorted(named.items())}
+    kept = copied(named)
     header, trailer = (len(kept[name]) if name in kept else 0 for name in ("header", "trailer"))
     digest = content_digest(kind, base, kept, alpha, prefix)
     return Trained(kind, base, parts_of(kept, alpha), float(alpha), header, trailer, prefix, digest, base_name)
@@ -76,13 +74,8 @@ def load_writer(path: Path, model: LanguageModel | None = None) -> Trained | Lin
     about, files = load_folder(path)
     if about.get("kind") == BLOCK_TUNED:
         raise WriterError(f"{path}: holds a tuned reader, another model: it is given when the engine is loaded")
-    try:
-        made = _MADE.get(about["kind"], _made)
-        writer = made(about, files)
-    except (InputError, WriterError) as error:
-        raise WriterError(f"{path}: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise WriterError(f"{path}: {MANIFEST} lacks something, or has it in another form ({error!r})") from error
+    with understood(path):
+        writer = _MADE.get(about["kind"], _made)(about, files)
     if model is not None:
         writer.check(model)
         return writer.on(model.device)
@@ -114,18 +107,14 @@ def _made(about: Mapping[str, Any], files: Mapping[str, bytes]) -> Trained:
         check_config(files[CONFIG], named, alpha)
     prefix = tuple(int(i) for i in about["prefix"])
     writer = make_writer(about["kind"], base_of(about), named, alpha, prefix, str(about["base"]["name"]))
-    if writer.digest != about["digest"]:
-        raise WriterError(f"its content is not what {MANIFEST} says was saved (another digest)")
+    check_content(writer.digest, about)
     return writer
 
 
 def _tensors(name: str, files: Mapping[str, bytes], stored: str) -> dict[str, torch.Tensor]:
     if name not in files:
         return {}
-    try:
-        tensors = load(files[name])
-    except SafetensorError as error:
-        raise WriterError(f"{name} is no safetensors file ({error})") from error
+    tensors = read_tensors(files, name)
     for tensor, value in tensors.items():
         if value.dtype != STORED.get(stored):
             raise WriterError(f"{name}: {tensor} is {value.dtype}, but {MANIFEST} says {stored!r}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from kvquilt.errors import InputError, WriterError
 from kvquilt.identity import Fingerprint
@@ -16,10 +16,10 @@ from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.parts import Parts, parts_of
 from kvquilt.model.tuned import merged
 from kvquilt.model.weights import Weights
-from kvquilt.writers.folder import ADAPTER, CONFIG, MANIFEST, WEIGHTS, load_folder, save_folder
-from kvquilt.writers.manifest import NOTHING, base_of, check_base, manifest
+from kvquilt.writers.folder import ADAPTER, CONFIG, WEIGHTS, load_folder, save_folder
+from kvquilt.writers.manifest import NOTHING, base_of, check_base, check_content, manifest, understood
 from kvquilt.writers.peft_layout import check_config, config_text, from_peft, to_peft
-from kvquilt.writers.tensors import check_named, content_digest
+from kvquilt.writers.tensors import check_named, content_digest, copied, read_tensors
 
 BLOCK_TUNED = "block-tuned"
 
@@ -54,7 +54,7 @@ class Tuning:
             check_named(named)
         elif not named or not all(bool(torch.isfinite(t).all()) for t in named.values()):
             raise InputError("weights", "at least one, all of them finite")
-        kept = {name: t.detach().to(torch.float32, copy=True).contiguous() for name, t in sorted(named.items())}
+        kept = copied(named)
         return cls(base, kept, float(alpha), content_digest(BLOCK_TUNED, base, kept, alpha, ()), base_name)
 
     @property
@@ -90,18 +90,15 @@ class Tuning:
             WriterError: the folder is missing, incomplete, damaged or of something else.
         """
         about, files = load_folder(path)
-        try:
+        with understood(path):
             if about["kind"] != BLOCK_TUNED:
-                raise WriterError(f"{path}: holds a {about['kind']} writer, not a tuned reader")
-            alpha = float(about["alpha"])
-            named = load(files[WEIGHTS]) if WEIGHTS in files else from_peft(load(files[ADAPTER]))
+                raise WriterError(f"holds a {about['kind']} writer, not a tuned reader")
+            alpha, whole = float(about["alpha"]), WEIGHTS in files
+            named = read_tensors(files, WEIGHTS) if whole else from_peft(read_tensors(files, ADAPTER))
             made = cls.of(base_of(about), named, alpha, str(about["base"]["name"]))
-            if ADAPTER in files:
+            if not whole:
                 check_config(files[CONFIG], named, alpha)
-        except (KeyError, TypeError, ValueError) as error:
-            raise WriterError(f"{path}: {MANIFEST} lacks something, or has it in another form ({error})") from error
-        if made.content != about["digest"]:
-            raise WriterError(f"{path}: its content is not what {MANIFEST} says was saved (another digest)")
+            check_content(made.content, about)
         return made
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import save
 
-from kvquilt.errors import InputError, WriterError
+from kvquilt.errors import InputError
 from kvquilt.identity import Fingerprint, digest_fields
 from kvquilt.model.chunk_encoder import encode
 from kvquilt.model.cross_attention import CrossAttention
@@ -20,8 +20,9 @@ from kvquilt.placement import Order, Placement
 from kvquilt.repair.nothing import Nothing
 from kvquilt.segment import CompiledSegment
 from kvquilt.writers.batches import batches, padded
-from kvquilt.writers.folder import MANIFEST, WEIGHTS, save_folder
-from kvquilt.writers.manifest import NOTHING, base_of, check_base, manifest
+from kvquilt.writers.folder import WEIGHTS, save_folder
+from kvquilt.writers.manifest import NOTHING, base_of, check_base, check_content, manifest
+from kvquilt.writers.tensors import copied, read_tensors
 from kvquilt.writers.writer import Writer
 
 if TYPE_CHECKING:
@@ -124,9 +125,9 @@ class Encoder:
             InputError, WriterError: tensors that do not go together, or content that is not what was saved.
             KeyError, TypeError, ValueError: something is missing, or has another form.
         """
-        made = make_encoder(base_of(about), load(files[WEIGHTS]), int(about["every"]), str(about["base"]["name"]))
-        if made.digest != about["digest"]:
-            raise WriterError(f"its content is not what {MANIFEST} says was saved (another digest)")
+        tensors, name = read_tensors(files, WEIGHTS), str(about["base"]["name"])
+        made = make_encoder(base_of(about), tensors, int(about["every"]), name)
+        check_content(made.digest, about)
         return made
 
 
@@ -143,7 +144,7 @@ def make_encoder(base: Fingerprint, named: Mapping[str, torch.Tensor], every: in
     """
     if "cross.0.q_proj" not in named or not all(bool(torch.isfinite(t).all()) for t in named.values()):
         raise InputError("parts", "an encoder has at least one cross layer, and all its numbers are finite")
-    kept = {name: t.detach().to(torch.float32, copy=True).contiguous() for name, t in sorted(named.items())}
+    kept = copied(named)
     parts: list[tuple[str, bytes | str | None]] = [("base", base.digest), ("every", str(every))]
     parts += [(f"{name} {tuple(t.shape)}", t.cpu().numpy().tobytes()) for name, t in kept.items()]
     digest = digest_fields("kvquilt 2026-11 writer encoder v1", parts)

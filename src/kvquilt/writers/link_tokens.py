@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import save
 
-from kvquilt.errors import InputError, WriterError
+from kvquilt.errors import InputError
 from kvquilt.identity import Fingerprint
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.parts import Parts, soft_ids
 from kvquilt.placement import Order, Placement, place_runs
 from kvquilt.prompt import Run
-from kvquilt.writers.folder import MANIFEST, SOFT_TOKENS, save_folder
+from kvquilt.writers.folder import SOFT_TOKENS, save_folder
 from kvquilt.writers.isolated import Isolated
-from kvquilt.writers.manifest import NOTHING, base_of, check_base, manifest
-from kvquilt.writers.tensors import content_digest
+from kvquilt.writers.manifest import NOTHING, base_of, check_base, check_content, manifest
+from kvquilt.writers.tensors import content_digest, read_tensors
 
 LINK_TOKENS = "link-tokens"  # the kind, and the name of its method
 
@@ -107,13 +107,13 @@ class LinkTokens:
         """From what `load_folder` gives, which has verified the files.
 
         Raises:
-            WriterError: the content is not what was saved.
+            InputError, WriterError: links of another form, or content that is not what was saved.
             KeyError, TypeError, ValueError: something is missing, or has another form.
         """
         prefix = tuple(int(i) for i in about["prefix"])
-        made = cls.of(base_of(about), load(files[SOFT_TOKENS])["links"], prefix, str(about["base"]["name"]))
-        if made.content != about["digest"]:
-            raise WriterError(f"its content is not what {MANIFEST} says was saved (another digest)")
+        links = read_tensors(files, SOFT_TOKENS)["links"]
+        made = cls.of(base_of(about), links, prefix, str(about["base"]["name"]))
+        check_content(made.content, about)
         return made
 
 

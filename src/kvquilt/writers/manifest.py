@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
-from kvquilt.errors import WriterMismatchError
+from kvquilt.errors import InputError, WriterError, WriterMismatchError
 from kvquilt.identity import Fingerprint
 from kvquilt.model.language_model import LanguageModel
+from kvquilt.writers.folder import MANIFEST
 
 NOTHING: Mapping[str, Any] = {}
 
@@ -34,6 +37,23 @@ def base_of(about: Mapping[str, Any]) -> Fingerprint:
         KeyError, TypeError: the manifest lacks it.
     """
     return Fingerprint(**{f.name: str(about["base"][f.name]) for f in fields(Fingerprint)})
+
+
+@contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """Whatever is wrong with the content of a verified folder is a `WriterError` that names the folder."""
+    try:
+        yield
+    except (InputError, WriterError) as error:
+        raise WriterError(f"{path}: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise WriterError(f"{path}: {MANIFEST} lacks something, or has it in another form ({error!r})") from error
+
+
+def check_content(content: str, about: Mapping[str, Any]) -> None:
+    """Raise `WriterError` unless what was loaded has the identity that was saved."""
+    if content != about["digest"]:
+        raise WriterError(f"its content is not what {MANIFEST} says was saved (another digest)")
 
 
 def check_base(what: str, base: Fingerprint, base_name: str, model: LanguageModel) -> None:

@@ -7,17 +7,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 
-from kvquilt.errors import InputError
+from kvquilt.errors import InputError, WriterError
 from kvquilt.identity import Fingerprint, digest_fields, encode_ids
-from kvquilt.model.parts import Adapter, Parts
+from kvquilt.model.parts import Parts
 
 STORED = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # what they may be saved as
 _SOFT = ("header", "trailer")
 _LAYER = re.compile(r"layers\.\d+\.[\w.]+")
+
+
+def read_tensors(files: Mapping[str, bytes], name: str) -> dict[str, torch.Tensor]:
+    """Those of one of a folder's files.
+
+    Raises:
+        KeyError: there is no such file.
+        WriterError: it holds something else.
+    """
+    try:
+        return load(files[name])
+    except SafetensorError as error:
+        raise WriterError(f"{name} is no safetensors file ({error})") from error
+
+
+def copied(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """In fp32, in the order of their names: training goes on with the originals."""
+    return {name: t.detach().to(torch.float32, copy=True).contiguous() for name, t in sorted(named.items())}
 
 
 def check_named(named: Mapping[str, torch.Tensor]) -> None:
@@ -75,14 +96,14 @@ def sizes_of(named: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def moved(parts: Parts, device: torch.device) -> Parts:
-    """The same on that device; itself where it is there already."""
+    """The same with adapter and soft tokens on that device; itself where they are there already."""
     adapter, soft = parts.adapter, parts.soft
-    pairs = adapter.pairs if isinstance(adapter, Adapter) else {}
+    pairs = {} if adapter is None else adapter.pairs
     if all(t.device == device for t in [*(a for a, _ in pairs.values()), *([] if soft is None else [soft])]):
         return parts
     there = {name: (a.to(device), b.to(device)) for name, (a, b) in pairs.items()}
-    scaling = adapter.scaling if isinstance(adapter, Adapter) else 0.0
-    return Parts(Adapter(there, scaling) if there else None, None if soft is None else soft.to(device))
+    moved_adapter = None if adapter is None else replace(adapter, pairs=there)
+    return replace(parts, adapter=moved_adapter, soft=None if soft is None else soft.to(device))
 
 
 def misfit(parts: Parts, base: torch.nn.Module, width: int) -> str:
@@ -95,7 +116,7 @@ def misfit(parts: Parts, base: torch.nn.Module, width: int) -> str:
     if parts.soft is not None and parts.soft.shape[-1] != width:
         return f"header and trailer are {parts.soft.shape[-1]} wide, its embeddings {width}"
     modules = dict(base.named_modules())
-    for name, (a, b) in parts.adapter.pairs.items() if isinstance(parts.adapter, Adapter) else ():
+    for name, (a, b) in () if parts.adapter is None else parts.adapter.pairs.items():
         layer = modules.get(name)
         sizes = (layer.in_features, layer.out_features) if isinstance(layer, torch.nn.Linear) else None
         if sizes != (a.shape[1], len(b)):

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from kvquilt.errors import InputError, WriterMismatchError
 from kvquilt.identity import Fingerprint
 from kvquilt.model.language_model import LanguageModel, RowCounter
-from kvquilt.model.parts import Adapter, Parts, soft_ids
+from kvquilt.model.parts import Parts, soft_ids
 from kvquilt.segment import CompiledSegment
 from kvquilt.writers.batches import compile_batches
 from kvquilt.writers.folder import ADAPTER, CONFIG, SOFT_TOKENS, save_folder
@@ -100,7 +100,7 @@ class Trained:
             sides = {"header": self.parts.soft[: self.header], "trailer": self.parts.soft[self.header :]}
             out = {name: rows for name, rows in sides.items() if len(rows)}
         adapter = self.parts.adapter
-        for name, (a, b) in adapter.pairs.items() if isinstance(adapter, Adapter) else ():
+        for name, (a, b) in () if adapter is None else adapter.pairs.items():
             out |= {f"{name}.lora_A": a, f"{name}.lora_B": b}
         return out
 
