@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,10 @@ from kvquilt.errors import InputError, WriterError, WriterMismatchError
 from kvquilt.gate import note_name
 from kvquilt.gate_report import Verdict
 from kvquilt.ledger import Ledger, Provenance
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.repair.presets import AUTO_ORDER
 from kvquilt.tuning import note_name as tuning_name
-from kvquilt.writers.loaded import load_all, split_name
+from kvquilt.writers.loaded import Usable, load_all, paired, split_name
 from tests.engines import QUESTION, SETTINGS, documents, make_engine, stored_bytes
 from tests.models import tiny
 from tests.writers.trained import random_writer, random_writers
@@ -74,24 +76,27 @@ def test_a_name_that_is_taken_or_none_is_refused(name: str) -> None:
 
 
 def test_folders_are_loaded_with_and_without_names(tmp_path: Path) -> None:
+    def load(given: Any, model: LanguageModel) -> dict[str, Usable]:
+        return load_all(paired(given), model)
+
     model, made = tiny(), random_writers(tiny())
     paths = {kind: tmp_path / kind for kind in KINDS}
     for kind, path in paths.items():
         made[kind].save(path)
     given = [str(paths["sempic"]), paths["joint"], f"law={paths['sempic']}"]
-    loaded = load_all(given, model)
+    loaded = load(given, model)
     assert list(loaded) == ["sempic", "joint", "law"]
     assert loaded["law"].digest == loaded["sempic"].digest == made["sempic"].digest
-    assert list(load_all(paths["kv-packet"], model)) == ["kv-packet"]
-    assert list(load_all({"mine": paths["joint"]}, model)) == ["mine"]
+    assert list(load(paths["kv-packet"], model)) == ["kv-packet"]
+    assert list(load({"mine": paths["joint"]}, model)) == ["mine"]
     with pytest.raises(InputError, match="two are called 'sempic'"):
-        load_all([paths["sempic"], paths["sempic"]], model)
+        load([paths["sempic"], paths["sempic"]], model)
     with pytest.raises(WriterMismatchError):
-        load_all(paths["sempic"], tiny("qwen2"))
+        load(paths["sempic"], tiny("qwen2"))
     with pytest.raises(WriterMismatchError):
-        load_all(made["sempic"], tiny("qwen2"))
+        load(made["sempic"], tiny("qwen2"))
     with pytest.raises(WriterError):
-        load_all(tmp_path / "nothing", model)
+        load(tmp_path / "nothing", model)
     odd = tmp_path / "a=b"
     made["sempic"].save(odd)
     assert split_name(str(odd)) == ("", str(odd)), "a folder that is called so"

@@ -18,7 +18,7 @@ from kvquilt.store import Store
 from kvquilt.writers.artefact import load_writer
 from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.link_tokens import LinkTokens
-from kvquilt.writers.loaded import load_all
+from kvquilt.writers.loaded import load_all, paired
 from tests.engines import MEMORY
 from tests.models import tiny
 from tests.oracle import close, far, runs_of, stock
@@ -199,6 +199,7 @@ def test_a_folder_gives_the_same_links_again(tmp_path: Path) -> None:
     assert again == links
     assert torch.equal(again.links, links.links)
     assert again.base_name == "tiny"
-    assert list(load_all([tmp_path, f"law={tmp_path}"], tiny())) == ["link-tokens", "law"]
+    pairs = paired([tmp_path, f"law={tmp_path}"])
+    assert list(load_all(pairs, tiny())) == ["link-tokens", "law"]
     with pytest.raises(WriterMismatchError, match="weights"):
         load_writer(tmp_path, tiny(seed=1))
