@@ -13,7 +13,9 @@ import torch
 
 from kvquilt.errors import InputError, NumericsError, UnsupportedModelError
 from kvquilt.training import learner as learning
+from kvquilt.training.block_tuned import TunedShape
 from kvquilt.training.config import KINDS, own, published
+from kvquilt.training.objective import Objective
 from kvquilt.training.schedule import Schedule
 from kvquilt.training.shape import Shape
 from kvquilt.training.teacher import Target, Teacher
@@ -160,6 +162,7 @@ def test_a_teacher_that_answers_nothing_is_refused(tmp_path: Path, silent) -> No
         trainer(tmp_path / "a", without()).train()
     with pytest.raises(InputError, match="answers nothing"):
         trainer(tmp_path / "b", without(epochs=1), held_out=[]).train()
+    assert not (tmp_path / "b" / "writer.json").exists()
 
 
 def test_a_step_without_answers_changes_nothing(tmp_path: Path, silent) -> None:
@@ -216,3 +219,24 @@ def test_differences_are_named_in_full() -> None:
     del stored["seed"]
     stored["shape"]["rank"] = 5
     assert SMALL.differences(stored) == ["shape.rank", "seed"]
+
+
+@pytest.mark.parametrize("number", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize(
+    ("made", "field"),
+    [
+        (lambda number: Shape(rank=2, alpha=number), "alpha"),
+        (lambda number: TunedShape(rank=2, alpha=number), "alpha"),
+        (lambda number: Objective(temperature=number), "temperature"),
+    ],
+)
+def test_a_number_that_can_teach_nothing_is_refused(made, field: str, number: float) -> None:
+    with pytest.raises(InputError, match=f"{field}: a finite number above 0"):
+        made(number)
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.inf, math.nan])
+@pytest.mark.parametrize("name", ["kl", "ce", "dense"])
+def test_a_weight_is_finite_and_at_least_0(name: str, weight: float) -> None:
+    with pytest.raises(InputError, match="objective: weights"):
+        Objective(**{name: weight})

@@ -3,6 +3,7 @@ arXiv 2409.15355), and under the full mask, so that it still reads the rest."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -41,6 +42,8 @@ class TunedShape:
             raise InputError("rank", "at least 0", self.rank)
         if self.rank and not self.targets:
             raise InputError("targets", "an adapter needs at least one linear layer")
+        if self.rank and not 0 < self.alpha < math.inf:
+            raise InputError("alpha", "a finite number above 0", self.alpha)
         if not 0 <= self.full_share <= 1:
             raise InputError("full_share", "between 0 and 1", self.full_share)
 

@@ -95,7 +95,8 @@ class Sitting:
 
     def finish(self, progress: Progress) -> Progress:
         """Validate if it is time, publish what is best, log. A sitting that ends within makes the next do it again."""
-        place, every = self.place, self.schedule.config.validate_every
+        # counted first: where the teacher answers nothing, nothing is published
+        place, every = self._counted(self.place, progress), self.schedule.config.validate_every
         if progress.step == self.schedule.steps or (every and progress.step % every == 0):
             value = None
             if self.validation is not None:
@@ -108,7 +109,7 @@ class Sitting:
                     self.artefact.publish(self.best, place)
         if self.main:
             self.files.note(progress.as_dict())
-        self.place = self._counted(replace(place, due=None), progress)
+        self.place = replace(place, due=None)
         return progress
 
     def save(self) -> None:
