@@ -13,7 +13,6 @@ from kvquilt.model.load import load_model
 from kvquilt.store import Store
 from kvquilt.writers.artefact import read_manifest
 from kvquilt.writers.block_tuned import BLOCK_TUNED, tuned
-from kvquilt.writers.folder import MANIFEST
 from kvquilt.writers.loaded import Given, Usable, load_all, paired
 
 
@@ -58,8 +57,7 @@ def open_parts(
 def _is_reader(given: Given) -> bool:
     if not isinstance(given, str | Path):
         return False
-    folder = Path(given).expanduser()
-    return (folder / MANIFEST).exists() and read_manifest(folder).get("kind") == BLOCK_TUNED
+    return read_manifest(Path(given).expanduser()).get("kind") == BLOCK_TUNED
 
 
 def _tuned(model: LanguageModel, readers: Sequence[Given]) -> LanguageModel:

@@ -1,7 +1,8 @@
-"""A writer's folder is replaced as a whole, wherever saving ends, and leaves other files alone."""
+"""A writer's folder is replaced as a whole, wherever saving ends and whoever reads meanwhile; other files stay."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from kvquilt.errors import WriterError
+from kvquilt.writers import folder
 from kvquilt.writers.artefact import load_writer
-from kvquilt.writers.folder import ADAPTER, CONFIG, MANIFEST
+from kvquilt.writers.folder import ADAPTER, CONFIG, MANIFEST, SOFT_TOKENS
 from tests.models import tiny
 from tests.writers.trained import contents, equal, random_writer
 
@@ -83,3 +86,56 @@ def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
     random_writer(tiny(), "sempic").save(tmp_path)
     assert set(contents(tmp_path)) == {"log.jsonl", MANIFEST, CONFIG, ADAPTER}
     assert load_writer(tmp_path).kind == "sempic"
+
+
+def test_who_reads_while_another_saves_gets_the_old_or_the_new_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = random_writer(tiny(), "joint", seed=1), random_writer(tiny(), "sempic", seed=2)
+    read = Path.read_bytes
+    names = [MANIFEST, CONFIG, ADAPTER, SOFT_TOKENS]
+    for name in names:  # before which the other process saves
+        path, left = tmp_path / name, [name]
+        old.save(path)
+
+        def meanwhile(file: Path, path: Path = path, left: list[str] = left) -> bytes:
+            if file.name in left and file.parent == path:
+                left.clear()
+                new.save(path)
+            return read(file)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "read_bytes", meanwhile)
+            found = load_writer(path)
+        assert not left
+        assert found.digest == new.digest
+
+
+def test_who_reads_what_was_just_staged_gets_it_where_it_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = random_writer(tiny(), "sempic")
+    with monkeypatch.context() as patched:
+        patched.setattr(folder, "_publish", lambda path: None)
+        writer.save(tmp_path)
+    read, publish, left = Path.read_bytes, folder._publish, [ADAPTER]
+
+    def meanwhile(file: Path) -> bytes:
+        if file.name in left:
+            left.clear()
+            publish(tmp_path)
+        return read(file)
+
+    monkeypatch.setattr(Path, "read_bytes", meanwhile)
+    assert load_writer(tmp_path).digest == writer.digest
+    assert not (tmp_path / ".staged").exists()
+
+
+@pytest.mark.parametrize("files", [None, 7, "x", [], [1], {ADAPTER: None}, {ADAPTER: []}, {ADAPTER: {"bytes": 1}}])
+def test_a_list_of_files_of_another_form(files: object, tmp_path: Path) -> None:
+    random_writer(tiny(), "sempic").save(tmp_path)
+    fields = json.loads((tmp_path / MANIFEST).read_bytes())
+    del fields["checksum"]
+    fields["files"] = files
+    fields["checksum"] = folder._checksum(fields)
+    (tmp_path / MANIFEST).write_text(json.dumps(fields))
+    with pytest.raises(WriterError, match="does not list its files"):
+        load_writer(tmp_path)

@@ -61,8 +61,25 @@ def load_folder(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     Raises:
         WriterError: says what is missing, damaged or not understood.
     """
-    home = path / _STAGED if (path / _STAGED / MANIFEST).exists() else path
-    fields = _parsed(path, _bytes(path, home / MANIFEST))
+    while True:
+        home, raw = _version(path)
+        try:
+            return _verified(path, home, raw)
+        except WriterError:
+            if _version(path) == (home, raw):
+                raise  # else another process has replaced it meanwhile, such as training by a better one
+
+
+def _version(path: Path) -> tuple[Path, bytes]:
+    """Where the version that counts lies, and its ``writer.json``."""
+    try:
+        return path / _STAGED, (path / _STAGED / MANIFEST).read_bytes()
+    except OSError:
+        return path, _bytes(path, path / MANIFEST)
+
+
+def _verified(path: Path, home: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+    fields = _parsed(path, raw)
     sums = fields["files"]
     if stray := [name for name in FILES if name not in sums and (home / name).exists()]:
         raise WriterError(f"{path}: {', '.join(stray)} does not belong to this {MANIFEST}")
@@ -85,7 +102,12 @@ def _parsed(path: Path, raw: bytes) -> dict[str, Any]:
         raise WriterError(f"{path}: {MANIFEST} is not that of a writer (format {version!r})")
     if fields.pop("checksum", None) != _checksum(fields):
         raise WriterError(f"{path}: {MANIFEST} is damaged: its checksum is another")
-    if unknown := sorted(set(fields.get("files", ())) - set(FILES)):
+    sums = fields.get("files")
+    if not isinstance(sums, dict) or not all(
+        isinstance(s, dict) and {"blake3", "bytes"} <= {*s} for s in sums.values()
+    ):
+        raise WriterError(f"{path}: {MANIFEST} does not list its files with their checksums")
+    if unknown := sorted(set(sums) - set(FILES)):
         raise WriterError(f"{path}: {MANIFEST} lists {', '.join(unknown)}, which no writer has")
     return dict(fields)
 
