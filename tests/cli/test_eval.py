@@ -120,12 +120,22 @@ def test_wrong_input_is_found_before_a_model_is_loaded(
 
 @pytest.mark.usefixtures("model")
 def test_items_that_nothing_can_answer_and_splits_that_are_empty_are_refused(
-    run: Run, task: str, tmp_path: Path
+    run: Run, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def interrupted(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
     short = run("eval", "--task", task, "--methods", "none", "--out", tmp_path / "a", "--split", "tuning")
     assert (short.code, "has nothing in it" in short.err) == (2, True)
     rows = Path(task.removeprefix("jsonl:").removesuffix(",share=0"))
-    rows.write_text(rows.read_text().replace('"It"', '"a rather long answer to it"'), encoding="utf-8")
+    some = rows.read_text().replace('"It"', '"a rather long answer to it"', 2)
+    rows.write_text(some, encoding="utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(Sounder, "line", interrupted)
+        warned = evaluate(run, task, tmp_path / "c")
+    assert "2 of 3 items have no accepted answer that fits into 3 tokens, q0 the first of them" in warned.err
+    assert "stopped; what is finished is kept in" in warned.err
+    rows.write_text(some.replace('"It"', '"a rather long answer to it"'), encoding="utf-8")
     long = evaluate(run, task, tmp_path / "b")
-    assert (long.code, "q0" in long.err, "no accepted one fits into 3 tokens" in long.err) == (2, True, True)
+    assert (long.code, "new_tokens: no accepted answer of any item fits (got 3)" in long.err) == (2, True)
     assert not (tmp_path / "b" / "run.json").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +18,21 @@ from kvquilt.tokens import encoder
 if TYPE_CHECKING:
     from kvquilt.engine import Engine
 
+log = logging.getLogger(__name__)
+
 
 def identity(engine: Engine, items: Sequence[Item], config: RunConfig) -> dict[str, Any]:
     """Everything that the lines of a run depend on, as JSON gives it back.
 
     Raises:
-        InputError: no items, two of one id, or one whose accepted answers are all longer than an answer may be.
+        InputError: no items, two of one id, or answers that are all longer than one may be.
         ContextLengthError: an item's prompt and answer do not fit; names it.
     """
     if not items:
         raise InputError("items", "at least one is needed")
     if len({item.id for item in items}) < len(items):
         raise InputError("items", "no id may occur twice")
+    _check_answers_fit(engine, items, config.new_tokens)
     model, helper = engine.model, engine.reader.helper
     return {
         "config": config.as_dict(),
@@ -75,7 +79,6 @@ def _digest(engine: Engine, item: Item, new_tokens: int) -> str:
     runs = engine.prompt(item.question, item.documents).runs(engine.model.tokenizer)
     try:
         check_prompt_fits(engine.model.capability, runs, max(new_tokens, len(gold_ids(engine, item))))
-        _check_answers_fit(engine, item, new_tokens)
     except InputError as error:
         raise type(error)(f"items ({item.id}): {error.field}", error.rule, error.got) from None
     named: list[tuple[str, bytes | str | None]] = [("id", item.id), ("group", item.group), ("gold", str(item.gold))]
@@ -85,8 +88,14 @@ def _digest(engine: Engine, item: Item, new_tokens: int) -> str:
     return digest_fields("kvquilt 2026-11 item v1", named)
 
 
-def _check_answers_fit(engine: Engine, item: Item, new_tokens: int) -> None:
+def _check_answers_fit(engine: Engine, items: Sequence[Item], new_tokens: int) -> None:
+    """Whether an accepted answer of every item can be given whole; some scores count a part of it, too."""
     encode = encoder(engine.model.tokenizer).encode
-    shortest = min(len(encode(answer)) for answer in item.answers)
-    if shortest > new_tokens:
-        raise InputError("answers", f"no accepted one fits into {new_tokens} tokens (new_tokens)", shortest)
+    long = [item.id for item in items if min(len(encode(answer)) for answer in item.answers) > new_tokens]
+    if len(long) == len(items):
+        raise InputError("new_tokens", "no accepted answer of any item fits", new_tokens)
+    if long:
+        log.warning(
+            "%d of %d items have no accepted answer that fits into %d tokens, %s the first of them",
+            len(long), len(items), new_tokens, long[0],
+        )  # fmt: skip
