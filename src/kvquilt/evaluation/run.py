@@ -80,8 +80,8 @@ class Run:
             progress: called after every line. What it raises ends the run, which can go on from there.
 
         Raises:
-            InputError: no items, two of one id, answers that are all longer than one may be, an item without a partner for a
-                deranged arm; a folder of another run (names what differs) or one that another process runs into.
+            InputError: no items, two of one id, answers that are all longer than one may be, an item without a partner
+                for a deranged arm; a folder of another run (names what differs) or one that another process runs into.
             ContextLengthError: an item's prompt does not fit; names it. Nothing has been computed then.
             UnsupportedModelError: endpoint checks fail on this model, so no method means anything.
             IntegrityError: the folder is damaged.
