@@ -71,7 +71,7 @@ def train(
     ] = None,
     lr_soft: Annotated[float | None, typer.Option(metavar="X", help="Of soft tokens and gates.")] = None,
     epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the data.")] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="End earlier.")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="At most; --epochs may end it before.")] = None,
     batch: Annotated[int | None, typer.Option(metavar="N", help="Sets of documents per step.")] = None,
     micro_batch: Annotated[int | None, typer.Option(metavar="N", help="Of them, computed at a time.")] = None,
     kl: Annotated[float | None, typer.Option(metavar="W", help="Weight of the KL to full prefill.")] = None,
