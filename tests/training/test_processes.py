@@ -67,3 +67,9 @@ def test_a_step_needs_an_exercise_for_every_process(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="each of 3 processes"):
         trainer(tmp_path, CONFIG, world=World(size=3)).train()
     assert World(1, 3).share([0, 1, 2, 3, 4]) == [1, 4]
+
+
+def test_a_number_of_processes_that_is_none_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(InputError, match="WORLD_SIZE"):
+        World.found()

@@ -41,7 +41,8 @@ def train(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the writer, its log and its curve go.")],
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="By default the model of the settings.")] = None,
     published: Annotated[
-        bool, typer.Option("--published", help="The papers' recipe; options below still have their say.")
+        bool,
+        typer.Option("--published", help="The papers' recipe, where there is one; options below still have their say."),
     ] = False,
     rank: Annotated[int | None, typer.Option(metavar="N", help="Of the adapter; 0 for none.")] = None,
     alpha: Annotated[float | None, typer.Option(metavar="X", help="The adapter's scaling times its rank.")] = None,

@@ -66,7 +66,7 @@ class Asker:
                     known = json.loads(line)
                     self._known[known["of"]] = [str(each) for each in known["questions"]]
                 except (ValueError, KeyError, TypeError):
-                    continue  # damaged: asked again
+                    log.warning("%s has a damaged line; what it was about is asked again", self.file)
 
     def questions(
         self, documents: Sequence[Document], progress: Callable[[int, int], object] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from kvquilt.model.language_model import LanguageModel
 from kvquilt.training.folder import writing
 from kvquilt.training.lesson import Lesson
 from kvquilt.training.teacher import Target, Teacher
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,9 @@ class Targets:
         path = self.folder / f"{self.digest(lesson)}.safetensors"
         try:
             return _unpacked(load(path.read_bytes()), len(lesson.questions))
-        except (FileNotFoundError, SafetensorError, KeyError):
+        except (FileNotFoundError, SafetensorError, KeyError) as error:
+            if not isinstance(error, FileNotFoundError):
+                log.warning("%s is damaged; the teacher is asked again", path)
             made = self._asked(lesson)
             with writing(path):
                 write_atomically(path, save(_packed(made)))

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import torch
 
+from kvquilt.errors import InputError
+
 T = TypeVar("T")
 
 
@@ -32,7 +34,10 @@ class World:
     @classmethod
     def found(cls) -> World:
         """The processes of ``accelerate launch`` or ``torchrun``; one where neither started this."""
-        if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        size = os.environ.get("WORLD_SIZE", "1")
+        if not size.isdecimal():
+            raise InputError("WORLD_SIZE", "must be a whole number: of processes, set by what starts them", size)
+        if int(size) < 2:
             return cls()
         from accelerate import PartialState
         from accelerate.utils import reduce
