@@ -193,9 +193,13 @@ def test_every_kind_is_trained_and_used(
 
 
 def test_a_size_that_a_kind_has_not_is_an_error(run: Run, folder: Path, tmp_path: Path) -> None:
-    wrong = run("train", "--writer", "encoder", "--data", folder, "--out", tmp_path / "w", *FAST, "--rank", 2)
+    encoder = ("train", "--writer", "encoder", "--data", folder, "--out", tmp_path / "w", *FAST)
+    wrong = run(*encoder, "--rank", 2)
     assert wrong.code == 2
     assert "rank: encoder has none of that; it has every" in wrong.err
+    behind = run(*encoder, "--shared-prefix")
+    assert "shared_prefix: an encoder encodes every document alone" in behind.err
+    assert "asked nothing" not in behind.err, "refused before the model asks"
     two = ("--writer", tmp_path / "a", "--writer", tmp_path / "b")
     for name in ("a", "b"):
         assert run("train", "--writer", "block-tuned", "--data", folder, "--out", tmp_path / name, *FAST, "--steps", 1,

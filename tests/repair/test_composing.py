@@ -19,7 +19,6 @@ from kvquilt.repair.selector import Choice
 from kvquilt.store import Store
 from kvquilt.writers.encoder import ENCODER
 from kvquilt.writers.isolated import Isolated
-from kvquilt.writers.link_tokens import LINK_TOKENS
 from tests.models import tiny
 from tests.oracle import close, full_prefill, runs_of, stock
 from tests.repair.methods import read, reader_of, within, wrapped

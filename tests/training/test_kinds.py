@@ -22,7 +22,8 @@ from kvquilt.training.shape import Shape
 from kvquilt.training.trainable import Trainable
 from kvquilt.training.trainer import Trainer
 from kvquilt.writers.artefact import load_writer, read_manifest
-from kvquilt.writers.block_tuned import tuned
+from kvquilt.writers.block_tuned import Tuning, tuned
+from kvquilt.writers.link_tokens import LinkTokens
 from tests.engines import make_engine
 from tests.models import tiny
 from tests.training.runs import StoppedError, exercises, same, stop_after, trainer, values, without
@@ -140,3 +141,13 @@ def _sizes(shape: Trainable) -> list[tuple[str, object]]:
     """Without the order of names, which is immaterial."""
     fields = [(field.name, getattr(shape, field.name)) for field in dataclasses.fields(shape)]
     return [(name, set(value) if isinstance(value, tuple) else value) for name, value in fields]
+
+
+def test_what_an_artefact_cannot_hold_is_refused() -> None:
+    model = tiny()
+    named = SHAPES["block-tuned"].drawn(model, 0)
+    with pytest.raises(InputError, match="alpha"):
+        Tuning.of(model.fingerprint, named, float("nan"))
+    links = SHAPES["link-tokens"].drawn(model, 0)["links"]
+    with pytest.raises(InputError, match="prefix"):
+        LinkTokens.of(model.fingerprint, links, (-1,))

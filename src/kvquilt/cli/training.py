@@ -81,8 +81,9 @@ def prepared(
     if start is not None and start.base != model.fingerprint:
         log.warning("%s is of another model than %s: its parts are a start, no more", start.base_name, model.name)
     named = {} if start is None else start.named
-    Components.begun(model, config.shape, config.seed, named, config.trained)  # refuses what has no place
     template = PromptTemplate(model.tokenizer, SYSTEM if source.system is None else source.system)
+    Components.begun(model, config.shape, config.seed, named, config.trained)  # refuses what has no place
+    config.shape.pupil(model, template.opening if config.shared_prefix else (), True)  # or cannot stand there
     encode = encoder(model.tokenizer).encode
     around = config.shape.rows * max(sets.documents)
     files = RunFolder(out)

@@ -21,7 +21,7 @@ def read_lines(field: str, path: Path, form: str) -> list[tuple[str, dict[str, A
         InputError: names the line; also a file that cannot be read or holds nothing.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(field, f"the file cannot be read: {error}", str(path)) from None
     found = [(f"line {n}", line) for n, line in enumerate(lines, start=1) if line.strip()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,8 @@ class Tuning:
         Raises:
             InputError: tensors that do not go together.
         """
+        if not math.isfinite(alpha):
+            raise InputError("alpha", "must be a finite number", alpha)
         if any("lora_" in name for name in named):
             check_named(named)
         elif not named or not all(bool(torch.isfinite(t).all()) for t in named.values()):

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from kvquilt.errors import InputError
 from kvquilt.identity import Fingerprint
 from kvquilt.model.language_model import LanguageModel
-from kvquilt.model.parts import Parts, soft_ids
+from kvquilt.model.parts import SOFT, Parts, soft_ids
 from kvquilt.placement import Order, Placement, place_runs
 from kvquilt.prompt import Run
 from kvquilt.writers.folder import SOFT_TOKENS, save_folder
@@ -55,6 +55,8 @@ class LinkTokens:
         """
         if links.ndim != 3 or 0 in links.shape or not bool(torch.isfinite(links).all()):
             raise InputError("links", "finite numbers [sets, each, width], none of them 0", tuple(links.shape))
+        if not all(0 <= i < SOFT for i in prefix):
+            raise InputError("prefix", "must be token ids", prefix)
         kept = links.detach().to(torch.float32, copy=True).contiguous()
         digest = content_digest(LINK_TOKENS, base, {"links": kept}, 0.0, prefix)
         return cls(base, kept, Isolated(prefix), digest, base_name)

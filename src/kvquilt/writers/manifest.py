@@ -46,7 +46,7 @@ def understood(path: Path) -> Iterator[None]:
         yield
     except (InputError, WriterError) as error:
         raise WriterError(f"{path}: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise WriterError(f"{path}: {MANIFEST} lacks something, or has it in another form ({error!r})") from error
 
 
