@@ -135,5 +135,5 @@ def _cosine_distance(r: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
     """``[heads]``: over the rows in which both take something; NaN where none does."""
     r, s = r.double(), s.double()
     product = r.norm(dim=-1) * s.norm(dim=-1)
-    distance = 1 - (r * s).sum(-1) / product
+    distance = (1 - (r * s).sum(-1) / product).clamp(min=0)  # rounding goes below
     return torch.where(product > 0, distance, torch.nan).nanmean(-1)
