@@ -240,3 +240,9 @@ def test_a_number_that_can_teach_nothing_is_refused(made, field: str, number: fl
 def test_a_weight_is_finite_and_at_least_0(name: str, weight: float) -> None:
     with pytest.raises(InputError, match="objective: weights"):
         Objective(**{name: weight})
+
+
+@pytest.mark.parametrize("kind", ["kv-packet", "sempic"])
+def test_a_kind_has_no_parts_of_another(kind: str) -> None:
+    with pytest.raises(InputError, match=f"{kind} has no"):
+        without(kind=kind, shape=Shape(rank=2, header=1))

@@ -40,7 +40,11 @@ def _stand(trainer: Trainer) -> str:
     place = trainer.place
     if place is None or not place.step:
         return "stopped before the first step."
-    has = "" if place.best is None else f"; the best writer so far has a KL of {place.best:.4f} on held-out documents"
+    has = ""
+    if place.best is not None:
+        has = f"; the best writer so far has a KL of {place.best:.4f} on held-out documents"
+    if place.best is not None and not place.best_step:
+        has = "; none was nearer than the start yet"
     return f"stopped after step {place.step}, which is kept in {trainer.folder}{has}."
 
 
@@ -71,6 +75,8 @@ def _show(trainer: Trainer, as_json: bool) -> None:
             f"held out  KL to full prefill {place.best:.4f} nats per answer token (step {place.best_step}); pure reuse "
             f"{place.before['none']:.4f}, rounding alone {max(0.0, place.before['full']):.1e}"
         )
+    if place.before is not None and place.best is not None and place.best > place.before["none"]:
+        warn("pure reuse is nearer to full prefill than this writer: train longer, on more sets, or with another rate")
     typer.echo(f"writer    {trainer.folder}: use it with `--writer {trainer.folder}` in compile and ask")
 
 

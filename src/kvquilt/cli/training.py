@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from kvquilt.cli.common import progress
+from kvquilt.cli.common import progress, warn
 from kvquilt.cli.work import passages_in, quiet_libraries
 from kvquilt.config import Settings
 from kvquilt.engine import SYSTEM
@@ -86,6 +87,8 @@ def prepared(
     config.shape.pupil(model, template.opening if config.shared_prefix else (), True)  # or cannot stand there
     encode = encoder(model.tokenizer).encode
     around = config.shape.rows * max(sets.documents)
+    if world.main and not sys.stderr.isatty():
+        warn("reading the data; of plain documents the model asks questions first, seconds for each passage")
     files = RunFolder(out)
     mine = files.held() if world.main else nullcontext()
     with world.first(), mine, progress("asking questions") as advance:

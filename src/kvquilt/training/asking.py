@@ -78,20 +78,22 @@ class Asker:
             StoreUnavailableError: the file cannot be written.
         """
         out, fresh = [], 0
-        for n, document in enumerate(documents):
-            name = self._digest(document)
-            if name not in self._known:
-                self._known[name] = self._asked(document)
-                fresh += 1
-                if fresh % 8 == 0:
-                    self._keep()
-            made = self._known[name]
-            self.invented += not made
-            out.append(made or [stand_in(document)])
-            if progress is not None:
-                progress(n + 1, len(documents))
-        if fresh:
-            self._keep()
+        try:
+            for n, document in enumerate(documents):
+                name = self._digest(document)
+                if name not in self._known:
+                    self._known[name] = self._asked(document)
+                    fresh += 1
+                    if fresh % 8 == 0:
+                        self._keep()
+                made = self._known[name]
+                self.invented += not made
+                out.append(made or [stand_in(document)])
+                if progress is not None:
+                    progress(n + 1, len(documents))
+        finally:  # whoever stops it has paid for what was asked
+            if fresh % 8:
+                self._keep()
         if self.invented:
             log.warning(
                 "the model asked nothing of its own about %d of %d documents; they have a question by their first "
