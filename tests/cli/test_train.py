@@ -197,7 +197,7 @@ def test_a_size_that_a_kind_has_not_is_an_error(run: Run, folder: Path, tmp_path
     wrong = run(*encoder, "--rank", 2)
     assert wrong.code == 2
     assert "rank: encoder has none of that; it has every" in wrong.err
-    behind = run(*encoder, "--shared-prefix")
+    behind = run(*encoder, "--every", 2, "--shared-prefix")
     assert "shared_prefix: an encoder encodes every document alone" in behind.err
     assert "asked nothing" not in behind.err, "refused before the model asks"
     two = ("--writer", tmp_path / "a", "--writer", tmp_path / "b")
