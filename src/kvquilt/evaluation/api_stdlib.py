@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from functools import lru_cache
@@ -75,11 +76,12 @@ def _functions(module: ModuleType) -> Iterator[tuple[str, object]]:
 
 
 def _entry(module: ModuleType, name: str, function: object) -> Entry | None:
-    """None: it has no help text of a good length, or a signature that is not the same in every process."""
+    """None: it has no help text of a good length, or a signature that is not the same in every process and place."""
     help_text = inspect.getdoc(function) or ""
     signature = inspect.signature(function)  # type: ignore[arg-type]
     written = str(signature)
-    if not _LEAST <= len(help_text) <= _MOST or len(written) > _LONGEST or " at 0x" in written + help_text:
+    here = " at 0x" in written + help_text or sys.executable in written
+    if not _LEAST <= len(help_text) <= _MOST or len(written) > _LONGEST or here:
         return None
     facts = [*_defaults(signature), *_parameters(name, signature), *_named(module, help_text)]
     return Entry(module.__name__, name, f"{module.__name__}.{name}{written}\n\n{help_text}", tuple(facts))
