@@ -181,7 +181,7 @@ def test_a_full_disk_leaves_the_state_that_was_there(tmp_path: Path, whole, monk
 def test_a_full_disk_while_targets_are_kept_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvquilt.training import targets
 
-    def full(path: Path, data: bytes) -> None:
+    def full(path: Path, data: bytes, *, private: bool) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(targets, "write_atomically", full)

@@ -133,6 +133,7 @@ def _remember(cache_dir: Path, ledger: Ledger, used: list[dict[str, Any]]) -> No
 
     content = {"time": time.time(), "passages": used, **_account(ledger)}
     try:
-        write_atomically(cache_dir / LAST_ANSWER, json.dumps(content, indent=2).encode())
+        # private: it names what somebody has read
+        write_atomically(cache_dir / LAST_ANSWER, json.dumps(content, indent=2).encode(), private=True)
     except OSError as error:
         warn(f"the account of this answer could not be kept in {cache_dir}: {error.strerror}")

@@ -123,7 +123,8 @@ class Asker:
         if self.file is not None:
             lines = [json.dumps({"of": of, "questions": made}) + "\n" for of, made in self._known.items()]
             with writing(self.file):
-                write_atomically(self.file, "".join(lines).encode())
+                # private: questions tell what the documents say, and nobody but a training run reads them
+                write_atomically(self.file, "".join(lines).encode(), private=True)
 
 
 def one_question(text: str) -> str:

@@ -50,7 +50,8 @@ class Targets:
                 log.warning("%s is damaged; the teacher is asked again", path)
             made = self._asked(lesson)
             with writing(path):
-                write_atomically(path, save(_packed(made)))
+                # private: these are answers about the documents, which nobody but a training run reads
+                write_atomically(path, save(_packed(made)), private=True)
             return made
 
     def _asked(self, lesson: Lesson) -> list[Target]:
