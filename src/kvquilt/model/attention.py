@@ -10,7 +10,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from kvquilt.model.rows import FOLDED_ROWS, LayerReached, SlotView, current_plan
+from kvquilt.model.rows import FOLDED_ROWS, LayerReached, SlotView, active, current_plan
+from kvquilt.model.together import Together
 
 NAME = "kvquilt_slots"
 
@@ -39,11 +40,13 @@ def attend(
             module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **kwargs
         )
         return out, None
+    layer: int = getattr(module, "layer_idx", -1)
+    if isinstance(plan, Together):
+        return _each_alone(module, query, layer, plan, scaling, sliding_window), None
     plan.windows.append(sliding_window)
     # slots that stand far apart may lie outside a window that is longer than all of them
     narrow = sliding_window is not None and (plan.view is not None or sliding_window < plan.filled)
     window = sliding_window if narrow else None
-    layer: int = getattr(module, "layer_idx", -1)
     if plan.watcher is not None:
         plan.watcher.attends(layer, plan, query, key, scaling or query.shape[-1] ** -0.5, window)
     if plan.until == layer:
@@ -69,6 +72,25 @@ def attend(
         parts = [query.new_empty(*query.shape[:3], value.shape[-1])]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _each_alone(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    layer: int,
+    together: Together,
+    scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    """Rows of several requests, each over its own cache."""
+    parts = []
+    for plan, cache, rows in together.each():
+        slots = cache.slot_layers[layer]
+        keys, values = slots.keys[:, :, : plan.filled], slots.values[:, :, : plan.filled]
+        with active(plan):
+            out, _ = attend(module, query[:, :, rows], keys, values, None, scaling, window)
+        parts.append(out)
+    return torch.cat(parts, dim=1)
 
 
 def _folded(

@@ -20,6 +20,7 @@ from kvquilt.model.parts import PLAIN, SOFT, Parts, embedded
 from kvquilt.model.rows import LayerReached, RowPlan, active
 from kvquilt.model.single_row import SingleRowProducts
 from kvquilt.model.slots import SlotCache, SlotPool
+from kvquilt.model.together import TogetherCache
 from kvquilt.model.walking import walking
 
 _PROBE_SHIFT = 37
@@ -136,7 +137,7 @@ class LanguageModel:
         self,
         ids: torch.Tensor,
         plan: RowPlan,
-        cache: SlotCache,
+        cache: SlotCache | TogetherCache,
         logits: int = 1,
         counter: RowCounter | None = None,
     ) -> torch.Tensor:

@@ -65,6 +65,7 @@ class SlotCache(Cache):
     Attributes:
         slot_keys: ``[layers, batch, kv_heads, capacity, key_dim]``; `slot_values` likewise with value_dim. Owned and
             private: stored segments are copied in and never written.
+        slot_layers: what the model sees of them, layer by layer.
         filled: slots in use, always a prefix of the capacity. What lies behind is garbage and never read.
         view: where the slots stand, if not at their own numbers.
         parts: trained parts of every forward over this cache; plain for a reader without any.
@@ -72,7 +73,8 @@ class SlotCache(Cache):
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         pairs = enumerate(zip(keys, values, strict=True))
-        super().__init__(layers=[SlotLayer(k, v, i) for i, (k, v) in pairs])
+        self.slot_layers = tuple(SlotLayer(k, v, i) for i, (k, v) in pairs)
+        super().__init__(layers=[*self.slot_layers])
         self.slot_keys, self.slot_values = keys, values
         self.filled = 0
         self.view: SlotView | None = None
