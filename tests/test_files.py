@@ -6,14 +6,16 @@ import json
 import stat
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from kvquilt import files
 from kvquilt.cli.ask import LAST_ANSWER, _remember
+from kvquilt.errors import InputError, StoreUnavailableError
 from kvquilt.evaluation.run_folder import EvaluationFolder
-from kvquilt.files import write_atomically
+from kvquilt.files import add_line, held, write_atomically
 from kvquilt.ledger import Ledger
 from kvquilt.training.folder import RunFolder
 from kvquilt.writers.folder import save_folder
@@ -91,3 +93,24 @@ def test_what_is_handed_on_can_be_read_and_what_nobody_asked_for_cannot(tmp_path
     _remember(tmp_path / "cache", Ledger(method="none"), [])
     assert json.loads((tmp_path / "cache" / LAST_ANSWER).read_text())["passages"] == []
     assert mode(tmp_path / "cache" / LAST_ANSWER) == 0o600
+
+
+def test_a_folder_is_held_by_one_and_free_afterwards(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    for _ in range(2):
+        with held(folder, "out", "writes into"):
+            with pytest.raises(InputError, match="another process writes into this folder") as error, _held(folder):
+                raise AssertionError("both hold it")
+            assert (error.value.field, error.value.got) == ("out", str(folder))
+
+
+def test_a_file_system_that_refuses_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreUnavailableError, match="file cannot be written: "), _held(tmp_path / "file"):
+        raise AssertionError("a file is no folder")
+    with pytest.raises(StoreUnavailableError, match=r"new/log\.jsonl cannot be written: No such file"):
+        add_line(tmp_path / "new" / "log.jsonl", {"step": 1})
+
+
+def _held(folder: Path) -> AbstractContextManager[None]:
+    return held(folder, "out", "writes into")

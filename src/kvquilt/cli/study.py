@@ -211,8 +211,7 @@ def attention(
 
 def _write(summary: AttentionSummary, out: Path) -> None:
     from kvquilt.evaluation.attention_plot import pictures
-    from kvquilt.files import write_atomically
-    from kvquilt.training.folder import writing
+    from kvquilt.files import write_atomically, writing
 
     with writing(out):
         write_atomically(out / "attention.json", (json.dumps(summary.as_dict()) + "\n").encode())

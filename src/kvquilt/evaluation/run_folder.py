@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from kvquilt.errors import InputError, IntegrityError
-from kvquilt.files import write_atomically
-from kvquilt.training.folder import writing
+from kvquilt.errors import IntegrityError
+from kvquilt.files import add_line, held, write_atomically, writing
 
 Line = dict[str, Any]
 
@@ -44,25 +40,14 @@ class EvaluationFolder:
     def lines(self) -> Path:
         return self.path / "lines.jsonl"
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[None]:
         """Nobody else runs into it meanwhile.
 
         Raises:
             InputError: somebody does.
             StoreUnavailableError: the folder cannot be written.
         """
-        with writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.path / ".lock", timeout=0)
-            try:
-                lock.acquire()
-            except Timeout:
-                raise InputError("folder", "another process evaluates into this folder", str(self.path)) from None
-        try:
-            yield
-        finally:
-            lock.release()
+        return held(self.path, "folder", "evaluates into")
 
     def write(
         self, run: Mapping[str, Any], items: Sequence[Mapping[str, Any]], texts: Sequence[Mapping[str, Any]]
@@ -129,12 +114,16 @@ class EvaluationFolder:
             if whole[2]:
                 write_atomically(self.lines, whole[0] + whole[1])
 
+    def keep(self, count: int) -> None:
+        """Cut off the lines behind the first `count`."""
+        with writing(self.lines):
+            lines = self.lines.read_bytes().splitlines(keepends=True) if self.lines.exists() else []
+            if len(lines) > count:
+                write_atomically(self.lines, b"".join(lines[:count]))
+
     def add(self, line: Mapping[str, Any]) -> None:
         """One line more, on disk when this returns."""
-        with writing(self.lines), self.lines.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(line) + "\n")
-            out.flush()
-            os.fsync(out.fileno())
+        add_line(self.lines, line)
 
 
 def _line(path: Path, number: int, raw: bytes) -> Line:

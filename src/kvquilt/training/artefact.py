@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from kvquilt.files import writing
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.training.config import TrainConfig
-from kvquilt.training.folder import writing
 from kvquilt.training.resume import Place
 
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvquilt.document import Document
-from kvquilt.files import write_atomically
+from kvquilt.files import write_atomically, writing
 from kvquilt.identity import digest_fields
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.template import PromptTemplate
 from kvquilt.training.exercise import Exercise
-from kvquilt.training.folder import writing
 from kvquilt.training.lesson import lesson
 from kvquilt.training.teacher import Teacher
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from kvquilt.errors import InputError, StoreUnavailableError
-from kvquilt.files import write_atomically
+from kvquilt.files import add_line, held, write_atomically, writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +38,18 @@ class RunFolder:
     def log(self) -> Path:
         return self.path / "log.jsonl"
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[None]:
         """Nobody else trains into it meanwhile.
 
         Raises:
             InputError: somebody does.
             StoreUnavailableError: the folder cannot be written.
         """
-        with writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.path / ".lock", timeout=0)
-            try:
-                lock.acquire()
-            except Timeout:
-                raise InputError("out", "another process trains into this folder", str(self.path)) from None
-        try:
-            yield
-        finally:
-            lock.release()
+        return held(self.path, "out", "trains into")
 
     def note(self, line: Mapping[str, Any]) -> None:
         """Add a line to the log."""
-        with writing(self.log), self.log.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(line) + "\n")
-            out.flush()
-            os.fsync(out.fileno())
+        add_line(self.log, line)
 
     def lines(self) -> list[dict[str, Any]]:
         """The log up to the first line that is damaged, as the last may be."""
@@ -92,12 +74,3 @@ class RunFolder:
         if self.log.exists():
             with writing(self.log):
                 write_atomically(self.log, "".join(kept).encode())
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raise `StoreUnavailableError` where the file system refuses."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreUnavailableError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -11,10 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from kvquilt.errors import NumericsError
-from kvquilt.files import write_atomically
+from kvquilt.files import write_atomically, writing
 from kvquilt.identity import digest_fields, encode_ids
 from kvquilt.model.language_model import LanguageModel
-from kvquilt.training.folder import writing
 from kvquilt.training.lesson import Lesson
 from kvquilt.training.teacher import Target, Teacher
 

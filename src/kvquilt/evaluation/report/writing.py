@@ -9,8 +9,7 @@ from pathlib import Path
 from kvquilt.evaluation.report.markdown import markdown
 from kvquilt.evaluation.report.page import page
 from kvquilt.evaluation.report.told import read_told
-from kvquilt.files import write_atomically
-from kvquilt.training.folder import writing
+from kvquilt.files import write_atomically, writing
 
 
 def write(folders: Sequence[Path], out: Path, most: int = 200) -> list[Path]:
