@@ -44,25 +44,30 @@ def test_a_run_that_was_stopped_goes_on_and_is_told_in_tables(
     run: Run, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    made, calls = Sounder.line, []
+    made, calls = Sounder.lines, []
 
-    def line(self: Sounder, *arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return made(self, *arguments)
+    def lines(self: Sounder, *arguments: Any) -> Any:
+        *rest, told = arguments
+
+        def tell(arm: Any) -> None:
+            told(arm)
+            calls.append(arm)
+            if len(calls) == 10:  # within the second item
+                raise KeyboardInterrupt
+
+        return made(self, *rest, tell)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Sounder, "line", line)
+        patch.setattr(Sounder, "lines", lines)
         stopped = evaluate(run, task, out)
     assert stopped.code == 130
-    assert "stopped; 3 of 18 lines are kept in" in stopped.err
+    assert "stopped; 6 of 18 lines are kept in" in stopped.err
     assert "The same command goes on from there." in stopped.err
 
     done = evaluate(run, task, out)
     assert done.code == 0, done.err
-    assert "4 of 18 lines" in done.err
-    assert "18 of 18 lines, 0:00 to go" in done.err
+    assert "7 of 18 prompts" in done.err
+    assert "18 of 18 prompts, 0:00 to go" in done.err
     assert "3 items. The documents do not clearly help" in done.out
     for title in ("How far from full prefill", "Answers (contains_em)", "Damage", "Work"):
         assert title in done.out
@@ -131,7 +136,7 @@ def test_items_that_nothing_can_answer_and_splits_that_are_empty_are_refused(
     some = rows.read_text().replace('"It"', '"a rather long answer to it"', 2)
     rows.write_text(some, encoding="utf-8")
     with monkeypatch.context() as patch:
-        patch.setattr(Sounder, "line", interrupted)
+        patch.setattr(Sounder, "lines", interrupted)
         warned = evaluate(run, task, tmp_path / "c")
     assert "2 of 3 items have no accepted answer that fits into 3 tokens, q0 the first of them" in warned.err
     assert "stopped; what is finished is kept in" in warned.err

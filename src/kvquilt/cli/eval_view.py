@@ -32,7 +32,7 @@ def go(run: Run, as_json: bool) -> Finished:
 
             finished = run.go(each)
     except KeyboardInterrupt:
-        stand = f"{seen[0].done} of {seen[0].total} lines are" if seen else "what is finished is"
+        stand = f"{seen[0].kept} of {seen[0].total} lines are" if seen else "what is finished is"
         warn(f"stopped; {stand} kept in {run.folder}. The same command goes on from there.")
         raise
     summary = summarise(finished)
@@ -90,7 +90,7 @@ class _Lines:
         if progress.seconds < self._next and progress.done < progress.total:
             return
         self._next = progress.seconds + _EVERY
-        warn(f"{progress.done} of {progress.total} lines, {_time(progress.remaining)} to go")
+        warn(f"{progress.done} of {progress.total} prompts, {_time(progress.remaining)} to go")
 
 
 def _time(seconds: float) -> str:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from kvquilt.errors import InputError, IntegrityError
-from kvquilt.evaluation.arms import FULL, Arm, find_arms, measured, partners
+from kvquilt.evaluation.arms import Arm, find_arms, measured, partners
 from kvquilt.evaluation.item import Item
 from kvquilt.evaluation.preparing import Preparation
 from kvquilt.evaluation.run_config import RunConfig, differences
 from kvquilt.evaluation.run_controls import failed, tried
 from kvquilt.evaluation.run_folder import EvaluationFolder, Line
 from kvquilt.evaluation.run_identity import described, identity, texts
-from kvquilt.evaluation.sounding import Sounder, Truth
+from kvquilt.evaluation.sounding import Sounder
 
 if TYPE_CHECKING:
     from kvquilt.engine import Engine
@@ -24,15 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """One line more.
+    """One prompt more was read.
 
     Attributes:
-        done: lines that are there, of `total`.
-        seconds: since this call began; `remaining` is an estimate, by what each arm took so far.
+        done: prompts that were, of `total`, a line for each.
+        kept: lines that are on disk: an item's are written together.
+        item, method: which prompt.
+        seconds: since this call began; `remaining` is an estimate, by what prompts took so far.
     """
 
     done: int
     total: int
+    kept: int
     item: str
     method: str
     seconds: float
@@ -56,7 +60,7 @@ class Finished:
 class Run:
     """Items under several arms on one engine.
 
-    A run that was stopped, by whatever, goes on behind the last whole line in its folder and gives the lines of an
+    A run that was stopped, by whatever, goes on behind the last whole item in its folder and gives the lines of an
     uninterrupted one, but for ``seconds``. That holds as far as the engine is the same: model, dtype, threads, writers.
     Recipes that learn in use go on from what the store holds.
 
@@ -77,7 +81,7 @@ class Run:
         """Compute what is not there yet.
 
         Args:
-            progress: called after every line. What it raises ends the run, which can go on from there.
+            progress: called whenever a prompt has been read. What it raises ends the run.
 
         Raises:
             InputError: no items, two of one id, answers that are all longer than one may be, an item without a partner
@@ -122,35 +126,26 @@ class Run:
         kept = files.read_items()
         if [each.get("item") for each in kept] != [item.id for item in self.items]:
             raise IntegrityError(f"{files.items}: not the items of this run")
-        clock = _Clock(len(plan), [arm.name for arm in arms], len(lines))
+        first = len(lines) // len(arms)  # an item's arms answer together: part of them begins anew
+        del lines[first * len(arms) :]
+        files.keep(len(lines))
         preparation = Preparation(self.engine, self.tenant, [arm.method for arm in arms])
         sounder = Sounder(self.engine, self.config, self.tenant)
-        if len(lines) < len(plan):
+        clock = _Clock(len(lines), len(plan), progress)
+        if first < len(self.items):
             preparation.ahead([document for item in self.items for document in item.documents])
-        for n, item in enumerate(self.items):
-            earlier = {line["method"]: line for line in lines[n * len(arms) : (n + 1) * len(arms)]}
-            missing = [arm for arm in arms if arm.name not in earlier]
-            if not missing:
-                continue
+        for item, about in zip(self.items[first:], kept[first:], strict=True):
             other = others.get(item.id)
             if other is not None:
                 preparation.of(other.documents)
             compiled = preparation.of(item.documents)
-            # in a sitting that begins amid an item, full prefill is asked again for what no file holds
-            truth: Truth | None = None
-            if missing[0].name != FULL:
-                truth = sounder.again(item, earlier[FULL])
-            for arm in missing:
-                began = perf_counter()
-                line, truth = sounder.line(arm, item, kept[n]["ranking"], earlier, truth, other)
+            made = sounder.lines(arms, item, about["ranking"], other, partial(clock.tick, item.id, len(lines)))
+            for arm, line in zip(arms, made, strict=True):
                 if arm.method.reuses:
                     line["seconds"]["compile"] = compiled[arm.method.writer]
+            for line in made:
                 files.add(line)
-                lines.append(line)
-                earlier[arm.name] = line
-                at = clock.tick(arm.name, perf_counter() - began)
-                if progress is not None:
-                    progress(RunProgress(len(lines), len(plan), item.id, arm.name, *at))
+            lines += made
 
 
 def read_finished(folder: Path) -> Finished:
@@ -168,19 +163,20 @@ def read_finished(folder: Path) -> Finished:
 
 @dataclass(eq=False, slots=True)
 class _Clock:
-    """What is left, by what each arm took; one that was not measured yet takes what the others do."""
+    """Tells what is done, and what is left by what was done in this sitting."""
 
-    total: int
-    arms: Sequence[str]
     done: int
+    total: int
+    tell: Callable[[RunProgress], object] | None
     _began: float = field(default_factory=perf_counter)
-    _taken: dict[str, list[float]] = field(default_factory=dict)
+    _first: int = field(init=False)
 
-    def tick(self, arm: str, seconds: float) -> tuple[float, float]:
-        """Seconds since the beginning, and to the end."""
+    def __post_init__(self) -> None:
+        self._first = self.done
+
+    def tick(self, item: str, kept: int, arm: Arm) -> None:
         self.done += 1
-        self._taken.setdefault(arm, []).append(seconds)
-        means = {name: sum(each) / len(each) for name, each in self._taken.items()}
-        overall = sum(means.values()) / len(means)
-        left = (self.arms[n % len(self.arms)] for n in range(self.done, self.total))
-        return perf_counter() - self._began, sum(means.get(name, overall) for name in left)
+        seconds = perf_counter() - self._began
+        remaining = seconds * (self.total - self.done) / (self.done - self._first)
+        if self.tell is not None:
+            self.tell(RunProgress(self.done, self.total, kept, item, arm.name, seconds, remaining))

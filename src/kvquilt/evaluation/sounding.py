@@ -1,8 +1,9 @@
-"""One arm on one item: its answer, its scores, and how far its distributions are from full prefill's."""
+"""All arms on one item: their answers, their scores, and how far their distributions are from full prefill's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -10,21 +11,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvquilt.errors import InputError
-from kvquilt.evaluation.arms import Arm
+from kvquilt.evaluation.arms import FULL, Arm
 from kvquilt.evaluation.grading import FORMS, GRADERS, Metric
 from kvquilt.evaluation.item import Item
 from kvquilt.evaluation.metrics import bag_counts, bare, is_marked
 from kvquilt.evaluation.run_config import RunConfig
 from kvquilt.evaluation.run_folder import Line
-from kvquilt.evaluation.standing import Standing, reading
+from kvquilt.evaluation.standing import Standing, answers, force, reading
 from kvquilt.fidelity import distances
 from kvquilt.identity import digest_fields, encode_ids
-from kvquilt.placement import Placement, place_runs
-from kvquilt.repair.presets import METHODS
+from kvquilt.placement import place_runs
 from kvquilt.tokens import encoder
 
 if TYPE_CHECKING:
     from kvquilt.engine import Engine
+
+_AT_ONCE = 2 << 30  # bytes of caches that wait to answer together
+_FORCED = 8  # prompts at once: every row's log-probabilities are as many as the vocabulary
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -43,89 +46,118 @@ class Truth:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Sounder:
-    """Makes the lines of a run."""
+    """Makes the lines of a run, item by item."""
 
     engine: Engine
     config: RunConfig
     tenant: str | None
 
-    def line(
+    def lines(
         self,
-        arm: Arm,
+        arms: Sequence[Arm],
         item: Item,
         ranking: Sequence[int],
-        earlier: Mapping[str, Line],
-        truth: Truth | None,
         other: Item | None = None,
-    ) -> tuple[Line, Truth]:
-        """The arm's line and the item's truth, which full prefill's own line makes.
+        told: Callable[[Arm], object] = lambda arm: None,
+    ) -> list[Line]:
+        """A line for each arm. Prompts are read one by one; then all of them answer together, which costs far less.
 
         Where a method cannot run on this prompt, the line says why in ``refused`` and has no answer.
 
         Args:
+            arms: full prefill is the first.
             ranking: indices of the item's documents, the retriever's best first.
-            earlier: the item's lines so far by arm.
-            truth: None for full prefill alone.
             other: whose documents a deranged arm has.
+            told: of every arm whose prompt has been read.
 
         Raises:
             NumericsError: the model produced NaN.
         """
+        gold = gold_ids(self.engine, item)
+        made: dict[str, Line] = {}
+        truth: Truth | None = None
+        waiting: dict[str, Standing] = {}
+        with ExitStack() as held:
+            for arm in arms:
+                made[arm.name], prompt = self._read(held, arm, item, ranking, made, other, len(gold))
+                told(arm)
+                if prompt is not None:
+                    waiting[arm.name] = prompt
+                if arm is arms[-1] or sum(each.cache.nbytes for each in waiting.values()) >= _AT_ONCE:
+                    truth = self._ask(waiting, made, item, gold, truth)
+                    waiting.clear()
+                    held.close()
+        return list(made.values())
+
+    def _read(
+        self,
+        held: ExitStack,
+        arm: Arm,
+        item: Item,
+        ranking: Sequence[int],
+        made: Mapping[str, Line],
+        other: Item | None,
+        least: int,
+    ) -> tuple[Line, Standing | None]:
         began = perf_counter()
-        documents = arm.documents(item, ranking, earlier, other)
+        documents = arm.documents(item, ranking, made, other)
         runs = self.engine.prompt(item.question, documents).runs(self.engine.model.tokenizer)
         order = arm.ranking(item, ranking, other)
         placement = place_runs(runs, arm.method.order, order, arm.method.moved)
         line = {"item": item.id, "group": item.group, "method": arm.name, "refused": None}
-        prompt_seconds = perf_counter() - began
+        prompt_seconds, room = perf_counter() - began, max(self.config.new_tokens, least)
         try:
-            truth, found, seconds = self._measured(arm, item, placement, truth)
+            self.engine.reader.check(placement, arm.method, self.tenant, room)
+            read = reading(self.engine, placement, arm.method, self.tenant, room, arm.in_parts)
+            prompt = held.enter_context(read)
         except InputError as error:
-            if truth is None:
+            if arm.name == FULL:
                 raise
             nothing = dict.fromkeys(("answer", "tokens", "stop", "score", "right", "scores", "fidelity", "ledger"))
-            return line | {"refused": str(error), **nothing, "seconds": {"prompt": prompt_seconds}}, truth
+            return line | {"refused": str(error), **nothing, "seconds": {"prompt": prompt_seconds}}, None
+        prompt.ledger.asked, prompt.ledger.seconds["prompt"] = arm.name, prompt_seconds
         ids = [i for run in runs for i in run.ids]
-        found["prompt"] = {
+        line["ledger"] = prompt.ledger.as_dict()
+        line["prompt"] = {
             "tokens": len(ids),
             "ids": digest_fields("kvquilt 2026-11 prompt v1", [("ids", encode_ids(ids))])[:32],
         }
-        return line | found | {"seconds": {"prompt": prompt_seconds, **seconds}}, truth
+        return line, prompt
 
-    def again(self, item: Item, line: Line) -> Truth:
-        """The truth once more, along the answer in full prefill's own line."""
-        runs = self.engine.prompt(item.question, item.documents).runs(self.engine.model.tokenizer)
-        gold = gold_ids(self.engine, item)
-        with reading(self.engine, place_runs(runs), METHODS["full"], self.tenant, self._room(gold)) as prompt:
-            return self._truth(prompt, tuple(line["tokens"]), gold)
-
-    def _measured(
-        self, arm: Arm, item: Item, placement: Placement, truth: Truth | None
-    ) -> tuple[Truth, Line, dict[str, float]]:
-        gold = gold_ids(self.engine, item)
-        room = self._room(gold)
-        self.engine.reader.check(placement, arm.method, self.tenant, room)
-        with reading(self.engine, placement, arm.method, self.tenant, room, arm.in_parts) as prompt:
-            said = None if arm.name in self.config.silent else prompt.answer(self.config.new_tokens)
-            if truth is None:
-                assert said is not None  # full prefill is never silent
-                truth = self._truth(prompt, said, gold)
-                fidelity = {"gold": {"nll": _short(_nll(truth.gold, gold))}}
-            else:
-                own, accepted = prompt.force(truth.said), prompt.force(gold)
-                fidelity = {
-                    "self": _compared(truth.own, own),
-                    "gold": {**_compared(truth.gold, accepted), "nll": _short(_nll(accepted, gold))},
-                }
-        ledger = prompt.ledger
-        ledger.asked = arm.name
-        account = ledger.as_dict()
-        seconds = account.pop("seconds")
-        return truth, {**self._answered(said, item), "fidelity": fidelity, "ledger": account}, seconds
-
-    def _truth(self, prompt: Standing, said: tuple[int, ...], gold: tuple[int, ...]) -> Truth:
-        head = said[: self.config.self_tokens]
-        return Truth(head, prompt.force(head), prompt.force(gold))
+    def _ask(
+        self,
+        waiting: Mapping[str, Standing],
+        made: Mapping[str, Line],
+        item: Item,
+        gold: tuple[int, ...],
+        truth: Truth | None,
+    ) -> Truth:
+        """Complete the lines of those that wait; the truth is made by full prefill, if it is among them."""
+        speaking = [name for name in waiting if name not in self.config.silent]
+        spoken = answers([waiting[name] for name in speaking], self.config.new_tokens)
+        said = dict(zip(speaking, spoken, strict=True))
+        head = truth.said if truth is not None else said[FULL][: self.config.self_tokens]
+        names = list(waiting)
+        for first in range(0, len(names), _FORCED):
+            together = names[first : first + _FORCED]
+            prompts = [waiting[name] for name in together]
+            for name, own, accepted in zip(together, force(prompts, head), force(prompts, gold), strict=True):
+                if truth is None:  # full prefill is the first
+                    truth = Truth(head, own, accepted)
+                nll = {"nll": _short(_nll(accepted, gold))}
+                if name == FULL:
+                    made[name]["fidelity"] = {"gold": nll}
+                else:
+                    made[name]["fidelity"] = {
+                        "self": _compared(truth.own, own),
+                        "gold": {**_compared(truth.gold, accepted), **nll},
+                    }
+        assert truth is not None
+        for name, prompt in waiting.items():
+            account = prompt.ledger.as_dict()
+            seconds = account.pop("seconds")
+            made[name].update({**self._answered(said.get(name), item), "ledger": account, "seconds": seconds})
+        return truth
 
     def _answered(self, said: tuple[int, ...] | None, item: Item) -> Line:
         if said is None:
@@ -143,9 +175,6 @@ class Sounder:
             "right": metric.is_right(text, item.answers),
             "scores": all_scores(metric, text, item.answers),
         }
-
-    def _room(self, gold: Sequence[int]) -> int:
-        return max(self.config.new_tokens, len(gold))
 
 
 def gold_ids(engine: Engine, item: Item) -> tuple[int, ...]:

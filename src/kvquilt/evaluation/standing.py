@@ -1,4 +1,4 @@
-"""A prompt that has been read once, and what is asked of it then: its answer, and how likely it finds others."""
+"""Prompts that have been read once, and what they are asked then: their answers, and how likely they find others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvquilt.accounting import counted_flops, full_flops
-from kvquilt.answer import step
 from kvquilt.ledger import Ledger, Provenance
+from kvquilt.model.batch import forward_together
 from kvquilt.model.language_model import LanguageModel, RowCounter
 from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement
@@ -29,7 +29,7 @@ class Standing:
 
     Attributes:
         logits: ``[1, vocabulary]`` of the prompt's last row.
-        ledger: of reading; `answer` adds what it decodes. Its seconds have ``first_token``, from the placed prompt on,
+        ledger: of reading; `answers` adds what it decodes. Its seconds have ``first_token``, from the placed prompt on,
             and ``processor``, what all threads of the process spent of it.
         read: slots of the prompt; those behind are free for `room` tokens.
     """
@@ -40,37 +40,67 @@ class Standing:
     ledger: Ledger
     read: int
 
-    def answer(self, tokens: int) -> tuple[int, ...]:
-        """The greedy answer of at most `tokens`, with the end token where it was reached."""
-        counter, ids = RowCounter(), [int(self.logits[-1].argmax())]
-        began = perf_counter()
-        with self._as_it_was():
-            while len(ids) < tokens and ids[-1] not in self.model.stop_ids:
-                ids.append(int(step(self.model, self.cache, ids[-1], counter).argmax()))
-        self.ledger.seconds["decode"] = perf_counter() - began
-        self.ledger.forward_tokens["decode"] += counter.rows
-        self.ledger.token_layers += counter.token_layers
-        return tuple(ids)
 
-    def force(self, ids: Sequence[int]) -> torch.Tensor:
-        """Log-probabilities ``[ids, vocabulary]`` fp32 before each of `ids`, at least one, as if they were the answer.
+def answers(prompts: Sequence[Standing], tokens: int) -> list[tuple[int, ...]]:
+    """Greedy answers of at most `tokens`, with the end token where it was reached; decoded step by step together.
 
-        All in one forward, for every arm, so that what differs between two arms is the prompt's cache alone.
-        """
-        steps, follow = [self.logits[-1:]], list(ids[:-1])
-        if follow:
-            with self._as_it_was():
-                plan = self.cache.tail(len(follow))
-                steps.append(self.model.forward(torch.tensor([follow]), plan, self.cache, len(follow))[0])
-        return torch.cat(steps).log_softmax(-1)
+    A ledger's seconds of decoding are its share of the steps it took part in.
+    """
+    said = [[int(prompt.logits[-1].argmax())] for prompt in prompts]
+    counters, seconds = [RowCounter() for _ in prompts], [0.0] * len(prompts)
+    with _as_they_were(prompts):
+        while going := [
+            n for n, ids in enumerate(said) if len(ids) < tokens and ids[-1] not in prompts[n].model.stop_ids
+        ]:
+            began = perf_counter()
+            steps = _forward([prompts[n] for n in going], [said[n][-1:] for n in going], [counters[n] for n in going])
+            for n, logits in zip(going, steps, strict=True):
+                said[n].append(int(logits[-1].argmax()))
+                seconds[n] += (perf_counter() - began) / len(going)
+    for prompt, counter, taken in zip(prompts, counters, seconds, strict=True):
+        prompt.ledger.seconds["decode"] = taken
+        prompt.ledger.forward_tokens["decode"] += counter.rows
+        prompt.ledger.token_layers += counter.token_layers
+    return [tuple(ids) for ids in said]
 
-    @contextmanager
-    def _as_it_was(self) -> Iterator[None]:
-        view = self.cache.view
-        try:
-            yield
-        finally:
-            self.cache.filled, self.cache.view = self.read, view
+
+def force(prompts: Sequence[Standing], ids: Sequence[int]) -> list[torch.Tensor]:
+    """Log-probabilities ``[ids, vocabulary]`` fp32 before each of `ids`, at least one, as if they were every answer.
+
+    All in one forward, so that what differs between two prompts is their caches alone.
+    """
+    follow = list(ids[:-1])
+    rows = [[prompt.logits[-1:]] for prompt in prompts]
+    if follow:
+        with _as_they_were(prompts):
+            for own, logits in zip(rows, _forward(prompts, [follow] * len(prompts)), strict=True):
+                own.append(logits)
+    return [torch.cat(own).log_softmax(-1) for own in rows]
+
+
+def _forward(
+    prompts: Sequence[Standing], ids: Sequence[Sequence[int]], counters: Sequence[RowCounter] | None = None
+) -> list[torch.Tensor]:
+    """Those with the same trained parts go together."""
+    groups: dict[int, list[int]] = {}
+    for n, prompt in enumerate(prompts):
+        groups.setdefault(id(prompt.cache.parts), []).append(n)
+    out: dict[int, torch.Tensor] = {}
+    for group in groups.values():
+        caches, given = [prompts[n].cache for n in group], [ids[n] for n in group]
+        counted = None if counters is None else [counters[n] for n in group]
+        out.update(zip(group, forward_together(prompts[group[0]].model, given, caches, counted), strict=True))
+    return [out[n] for n in range(len(prompts))]
+
+
+@contextmanager
+def _as_they_were(prompts: Sequence[Standing]) -> Iterator[None]:
+    views = [prompt.cache.view for prompt in prompts]
+    try:
+        yield
+    finally:
+        for prompt, view in zip(prompts, views, strict=True):
+            prompt.cache.filled, prompt.cache.view = prompt.read, view
 
 
 @contextmanager
