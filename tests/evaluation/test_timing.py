@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 
 import pytest
 
+from kvquilt.engine import Engine
 from kvquilt.errors import InputError
 from kvquilt.evaluation import timing
-from kvquilt.evaluation.timing import Timing, break_even, first_tokens, take_turns
+from kvquilt.evaluation.timing import ArmPrompt, Timing, break_even, first_tokens, take_turns
+from kvquilt.repair.presets import find_method
 from tests.engines import QUESTION, at_rest, documents, make_engine
 
 
@@ -41,26 +44,32 @@ def test_too_few_rounds_are_refused(wrong: dict[str, object]) -> None:
         take_turns(**{"arms": {"a": lambda: None}, **wrong})  # type: ignore[arg-type]
 
 
+def prompts(engine: Engine, methods: list[str], ranking: list[int]) -> dict[str, ArmPrompt]:
+    runs = engine.prompt(QUESTION, documents(len(ranking))).runs(engine.model.tokenizer)
+    found = {name: find_method(name) for name in methods}
+    return {name: ArmPrompt(m, runs, ranking if m.needs_ranking else ()) for name, m in found.items()}
+
+
 def test_first_tokens_of_one_prompt() -> None:
     with make_engine() as engine:
-        chosen = documents(3)
-        engine.compile(chosen, gate=False)
-        runs = engine.prompt(QUESTION, chosen).runs(engine.model.tokenizer)
+        engine.compile(documents(3), gate=False)
         lent = engine.model.pool.lent
-        found = first_tokens(engine, runs, ["none", "retrieved-document"], [1, 0, 2])
-        assert list(found) == ["full", "none", "retrieved-document", "prefix-hit"]
+        asked = prompts(engine, ["full", "none", "retrieved-document"], [1, 0, 2])
+        asked["again"] = dataclasses.replace(asked["full"], in_parts=True)
+        found = first_tokens(engine, asked)
+        assert list(found) == ["full", "none", "retrieved-document", "again", "prefix-hit"]
         assert all(len(each.wall) == 5 and min(each.wall) > 0 for each in found.values())
         at_rest(engine, lent=lent)
 
 
 def test_what_is_read_from_a_disk_is_not_timed_as_memory(tmp_path: Path) -> None:
     with make_engine(directory=tmp_path, memory=0) as engine:
-        chosen = documents(2)
-        engine.compile(chosen, gate=False)
-        runs = engine.prompt(QUESTION, chosen).runs(engine.model.tokenizer)
+        engine.compile(documents(2), gate=False)
         lent = engine.model.pool.lent
         with pytest.raises(InputError, match="none read from disk"):
-            first_tokens(engine, runs, ["none"], [0, 1])
+            first_tokens(engine, prompts(engine, ["full", "none"], [0, 1]))
+        with pytest.raises(InputError, match="must have full"):
+            first_tokens(engine, prompts(engine, ["none"], [0, 1]))
         at_rest(engine, lent=lent)
 
 

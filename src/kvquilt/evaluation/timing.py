@@ -12,15 +12,17 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvquilt.errors import InputError
+from kvquilt.evaluation.arms import FULL
+from kvquilt.evaluation.standing import reading
 from kvquilt.ledger import Ledger
 from kvquilt.placement import Placement, place_runs
 from kvquilt.prompt import Run
 from kvquilt.repair.operator import repair
-from kvquilt.repair.presets import METHODS, Method, find_method
+from kvquilt.repair.presets import METHODS, Method
 
 if TYPE_CHECKING:
     from kvquilt.engine import Engine
@@ -82,32 +84,45 @@ def take_turns(
     return {name: Timing(*map(tuple, zip(*each, strict=True))) for name, each in taken.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class ArmPrompt:
+    """What one arm reads.
+
+    Attributes:
+        ranking: the indices of its documents, the retriever's best first; empty where the method asks none.
+        in_parts: two forwards, see `kvquilt.evaluation.standing.reading`.
+    """
+
+    method: Method
+    runs: Sequence[Run] = field(repr=False)
+    ranking: Sequence[int] = ()
+    in_parts: bool = False
+
+
 def first_tokens(
     engine: Engine,
-    runs: Sequence[Run],
-    methods: Sequence[str],
-    ranking: Sequence[int],
+    prompts: Mapping[str, ArmPrompt],
     tenant: str | None = None,
     warmups: int = WARMUPS,
     repeats: int = REPEATS,
 ) -> dict[str, Timing]:
-    """Time to the first token of one prompt under ``full``, ``prefix-hit`` and every method.
+    """Time to the first token under every arm, and under ``prefix-hit``: all before the question is there.
 
-    Its documents must have been compiled for each method.
+    Their documents must have been compiled for each method.
 
     Args:
-        ranking: the documents' indices, the retriever's best first.
+        prompts: by arm; ``full`` is the whole prompt, of which prefix-hit has the question left.
 
     Raises:
-        InputError: a method that compiled, or read from elsewhere than memory, in a round that counts; an unknown one.
+        InputError: an arm that compiled, or read from elsewhere than memory, in the last round; one that cannot run on
+            its prompt; no ``full``.
     """
-    written = {name: find_method(name) for name in methods}
+    if FULL not in prompts:
+        raise InputError("prompts", "must have full, which the others are told in")
     read: dict[str, Ledger] = {}
     with ExitStack() as held:
-        arms: dict[str, Callable[[], object]] = {}
-        for name, method in {"full": METHODS["full"], **written}.items():
-            arms[name] = _reading(engine, runs, method, ranking, tenant, name, read)
-        arms[PREFIX_HIT] = _hitting(engine, place_runs(runs), tenant, held)
+        arms = {name: _reading(engine, prompt, tenant, name, read) for name, prompt in prompts.items()}
+        arms[PREFIX_HIT] = _hitting(engine, place_runs(prompts[FULL].runs), tenant, held)
         taken = take_turns(arms, warmups, repeats)
     for name, ledger in read.items():
         elsewhere = set(ledger.bytes_read) - _IN_MEMORY
@@ -123,22 +138,14 @@ def break_even(compile_seconds: float, full: float, arm: float) -> float | None:
 
 
 def _reading(
-    engine: Engine,
-    runs: Sequence[Run],
-    method: Method,
-    ranking: Sequence[int],
-    tenant: str | None,
-    name: str,
-    read: dict[str, Ledger],
+    engine: Engine, prompt: ArmPrompt, tenant: str | None, name: str, read: dict[str, Ledger]
 ) -> Callable[[], object]:
+    method = prompt.method
+
     def once() -> None:
-        ledger = read[name] = Ledger(method=method.name)
-        placement = place_runs(runs, method.order, ranking if method.needs_ranking else (), method.moved)
-        logits, cache = engine.reader.read(placement, method, tenant, ledger, 1)
-        try:
-            int(logits[-1].argmax())  # waits for an accelerator
-        finally:
-            engine.model.pool.release(cache)
+        placement = place_runs(prompt.runs, method.order, prompt.ranking, method.moved)
+        with reading(engine, placement, method, tenant, 1, prompt.in_parts) as stands:
+            read[name] = stands.ledger
 
     return once
 
