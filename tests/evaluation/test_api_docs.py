@@ -139,6 +139,7 @@ def test_kinds_take_turns_and_facts_come_once(source: str) -> None:
     asked = Counter((item.documents[item.gold[0]].id, item.answers, kind_of(item)) for item in items)
     own = {fact.kind for entry in ENTRIES[source] for fact in entry.facts}
     assert {kind_of(item) for item in items[: len(own)]} == own
+    assert all(item.kind == kind_of(item) for item in items)
     names = {(key[0], key[2]) for key in asked}
     assert len(names) > len(items) / 2
     assert len({item.id for item in items}) == len(items)
@@ -184,14 +185,14 @@ def test_company() -> None:
 
 def test_the_same_arguments_give_the_same_bytes() -> None:
     """A changed word or order of draws changes every result that was measured on the task."""
-    made = [dataclasses.astuple(i) for s in ApiDocsTask.splits for i in ApiDocsTask("invented").items(s, 40)]
-    made += [dataclasses.astuple(i) for i in ApiDocsTask("invented", 3, "twins", 2).items("tuning", 9, seed=1)]
+    made = [dataclasses.astuple(i)[:7] for s in ApiDocsTask.splits for i in ApiDocsTask("invented").items(s, 40)]
+    made += [dataclasses.astuple(i)[:7] for i in ApiDocsTask("invented", 3, "twins", 2).items("tuning", 9, seed=1)]
     assert blake3(repr(made).encode()).hexdigest()[:32] == "699a1bb4ebbf4dbe583998f8a3ef157f"
 
 
 @pytest.mark.skipif(sys.version_info[:3] != (3, 11, 7), reason="help texts differ between versions; pinned for 3.11.7")
 def test_the_standard_library_gives_the_same_bytes() -> None:
-    made = [dataclasses.astuple(i) for s in ApiDocsTask.splits for i in ApiDocsTask().items(s, 40)]
+    made = [dataclasses.astuple(i)[:7] for s in ApiDocsTask.splits for i in ApiDocsTask().items(s, 40)]
     assert blake3(repr(made).encode()).hexdigest()[:32] == "7965fa6e523c87220b69dd8d948cc4a2"
 
 

@@ -61,6 +61,7 @@ def test_dialogues_are_split_and_take_turns(path: Path) -> None:
     assert [item.id for item in task.items("tuning")] == [f"talk{n}-{q}" for q in (0, 1, 3) for n in (0, 1)]
     evaluation = task.items("evaluation")
     assert {item.group for item in evaluation} == {"talk2", "talk3", "talk4"}
+    assert [item.kind for item in evaluation if item.group == "talk2"] == ["category 4", "category 1", "category 4"]
     assert task.items("evaluation", 4) == evaluation[:4]
     check_apart(task.items("tuning"), evaluation)
 

@@ -55,9 +55,17 @@ def test_samples_become_items_in_the_order_of_the_file(task: HotpotQA) -> None:
     assert first.question == "Who is mayor of the town that the Amber passes?"
     assert first.answers == ("Vera Coldwell",)
     assert first.gold == (1, 9)
-    assert first.task == "hotpotqa"
+    assert (first.task, first.kind) == ("hotpotqa", "")
     assert first.documents[1].text == "Amber\nThe Amber is a river. It passes Drumford. It is slow. It is green."
     assert [item.id for item in task.items(2)] == ["one", "two"]
+
+
+def test_the_sort_of_a_question_is_the_file_s(tmp_path: Path) -> None:
+    rows = [SAMPLES[0] | {"type": "bridge"}, SAMPLES[1] | {"type": "comparison"}]
+    items = HotpotQA.read(write(tmp_path / "samples.json", rows)).items()
+    assert [item.kind for item in items] == ["bridge", "comparison"]
+    with pytest.raises(InputError, match=r"path\[0\]"):
+        HotpotQA.read(write(tmp_path / "samples.json", [SAMPLES[0] | {"type": 3}]))
 
 
 def test_without_titles(tmp_path: Path) -> None:

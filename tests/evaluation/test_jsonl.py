@@ -26,7 +26,7 @@ def write(folder: Path, *rows: object, name: str = "own.jsonl") -> Path:
 
 
 def test_a_line_is_an_item(tmp_path: Path) -> None:
-    task = JsonlTask(write(tmp_path, row(0), row(1, id="one", gold=[0], group="hills", more=7)))
+    task = JsonlTask(write(tmp_path, row(0), row(1, id="one", gold=[0], group="hills", kind="height", more=7)))
     (first,), (second,) = (task.items(split) for split in task.splits)
     assert (first.id, first.group, first.gold, first.task) == ("line-1", "line-1", (), "jsonl")
     assert (first.question, first.answers) == ("How high is hill 0?", ("0 miles", "0"))
@@ -34,6 +34,7 @@ def test_a_line_is_an_item(tmp_path: Path) -> None:
     assert first.documents[0].id.startswith("doc-")
     assert first.documents[1].id == "green"
     assert (second.id, second.group, second.gold) == ("one", "hills", (0,))
+    assert (first.kind, second.kind) == ("", "height")
 
 
 def test_lines_that_share_something_are_one_group(tmp_path: Path) -> None:
@@ -104,6 +105,7 @@ def test_how_it_is_asked_and_graded(tmp_path: Path) -> None:
         (row(1, gold=[True]), "line 3: gold"),
         (row(1, id=7), "line 3: id"),
         (row(1, group=""), "line 3: group"),
+        (row(1, kind=[]), "line 3: kind"),
         (row(1, id="line-1"), "path"),
     ],
 )

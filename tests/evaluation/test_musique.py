@@ -53,7 +53,7 @@ def test_samples_become_items(tmp_path: Path) -> None:
     assert item.question == "Who is mayor of the town on River Amber?"
     assert item.answers == ("Vera Amberwell", "V. Amberwell")
     assert item.gold == (1, 4)
-    assert (item.group, item.task) == ("Amber", "musique")
+    assert (item.group, item.task, item.kind) == ("Amber", "musique", "2 hops")
     assert [d.text for d in item.documents[:2]] == [
         "Hill\nHill 0 of Amber is 0 miles high.",
         "River Amber\nIt passes Amberford.",

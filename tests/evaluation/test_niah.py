@@ -55,7 +55,7 @@ def test_single() -> None:
         ((place, name, code),) = hidden(item)
         assert item.gold == (place,)
         assert item.answers == (code,)
-        assert item.group == name
+        assert (item.group, item.kind) == (name, "single")
         assert name in item.question
 
 
@@ -171,7 +171,7 @@ def test_a_smaller_count_is_a_head_of_a_larger_and_seeds_differ() -> None:
 def test_the_same_arguments_give_the_same_bytes() -> None:
     """A changed word or order of draws changes every result that was measured on the task."""
     made = [
-        dataclasses.astuple(i) for kind in KINDS for split in NeedleTask.splits for i in small(kind).items(split, 9)
+        dataclasses.astuple(i)[:7] for kind in KINDS for split in NeedleTask.splits for i in small(kind).items(split, 9)
     ]
     assert blake3(repr(made).encode()).hexdigest()[:32] == "18c964c25fcf22c3511fa0db2b36f8fc"
 

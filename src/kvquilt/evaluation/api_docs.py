@@ -27,8 +27,8 @@ def is_stated(answer: str, text: str) -> bool:
 class ApiDocsTask:
     """Questions about functions. Half of the modules tune, the others evaluate. Group is the module.
 
-    Kinds of facts take turns. No other document of an item has the answer in it, but for a twin. One wording of every
-    question occurs in evaluation only.
+    Kinds of facts take turns; an item has the kind of its fact. No other document of an item has the answer in it, but
+    for a twin. One wording of every question occurs in evaluation only.
 
     Attributes:
         source: the ``stdlib``'s own help texts, or an ``invented`` library (see `api_stdlib`, `api_invented`).
@@ -99,7 +99,7 @@ class ApiDocsTask:
         made = tuple(Document(entry.text, id=f"{entry.module}.{entry.name}") for entry in chosen)
         question = target.question(fact, draw.choice(wordings))
         name = f"api-{self.source}-{split}-{seed}-{n}"
-        return Item(name, made, question, fact.answers, (chosen.index(target),), target.module, self.name)
+        return Item(name, made, question, fact.answers, (chosen.index(target),), target.module, self.name, fact.kind)
 
     def _company(self, target: Entry, fact: Fact, entries: list[Entry], draw: random.Random) -> list[Entry]:
         answer = fact.answers[0]

@@ -151,7 +151,8 @@ class BiographyTask:
             texts = tuple(person.document for person in chosen)
             name = f"biography-{split}-{documents}-{seed}-{n}"
             group = target.document.id
-            made.append(Item(name, texts, question, target.facts[attribute], (place,), group, "biography"))
+            answers = target.facts[attribute]
+            made.append(Item(name, texts, question, answers, (place,), group, "biography", attribute))
         return made
 
     def exercises(

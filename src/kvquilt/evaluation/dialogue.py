@@ -45,6 +45,7 @@ class Question:
     text: str = field(repr=False)
     answer: str = field(repr=False)
     evidence: frozenset[Place]
+    category: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True)
 class DialogueTask:
-    """Questions about dialogues: the first four tenths tune, the others evaluate. Group is the dialogue.
+    """Questions about dialogues: the first four tenths tune, the others evaluate. Group is the dialogue, kind the
+    file's category of the question.
 
     Documents stand in the order of the dialogue, since much is asked about time. Dialogues take turns.
 
@@ -166,7 +168,8 @@ class DialogueTask:
             chosen = {d.id: d for d in (*draw.sample(others, spare), *(d for d, _ in documents if d.id in gold))}
         ordered = tuple(chosen[d.id] for d, _ in documents if d.id in chosen)
         places = tuple(n for n, document in enumerate(ordered) if document.id in gold)
-        return Item(question.id, ordered, question.text, (question.answer,), places, dialogue.id, self.name)
+        kind = f"category {question.category}"
+        return Item(question.id, ordered, question.text, (question.answer,), places, dialogue.id, self.name, kind)
 
 
 def _dialogues(path: str | Path, sha256: str, skipped: Counter[str]) -> list[Dialogue]:
@@ -219,4 +222,5 @@ def _questions(
         elif not evidence <= turns.keys():
             skipped["evidence that is not in the dialogue"] += 1
         else:
-            yield Question(f"{name}-{index}", text_of(row["question"]).strip(), str(row["answer"]).strip(), evidence)
+            asked, answer = text_of(row["question"]).strip(), str(row["answer"]).strip()
+            yield Question(f"{name}-{index}", asked, answer, evidence, int(row["category"]))

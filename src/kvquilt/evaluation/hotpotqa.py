@@ -49,10 +49,13 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
+    """`kind`: ``bridge`` or ``comparison``, where the file says it."""
+
     id: str
     question: str = field(repr=False)
     answer: str = field(repr=False)
     paragraphs: tuple[Paragraph, ...]
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ class HotpotQA:
         limit: int | None = None,
         length: Callable[[str], int] = len,
     ) -> list[Item]:
-        """The first `count` samples, or all. Group is the question.
+        """The first `count` samples, or all. Group is the question, kind the sample's own.
 
         Args:
             documents: how many a prompt has: the gold ones and others of the sample, drawn and shuffled by `seed` and
@@ -146,7 +149,7 @@ class HotpotQA:
         texts = [f"{p.title}\n{p.text}" if self.with_title else p.text for p in chosen]
         made = tuple(Document(text, id=f"hotpotqa-{sample.id}-{n}") for n, text in enumerate(texts))
         places = tuple(n for n, paragraph in enumerate(chosen) if paragraph.supporting)
-        return Item(sample.id, made, sample.question, (sample.answer,), places, sample.id, "hotpotqa")
+        return Item(sample.id, made, sample.question, (sample.answer,), places, sample.id, "hotpotqa", sample.kind)
 
 
 def _sample(index: int, row: Any) -> Sample:
@@ -159,8 +162,9 @@ def _sample(index: int, row: Any) -> Sample:
             for title, sentences in _pairs(row["context"], "title", "sentences")
         )
         question, answer = text_of(row["question"]).strip(), text_of(row["answer"]).strip()
-        sample = Sample(text_of(row["_id" if "_id" in row else "id"]), question, answer, paragraphs)
-    except (KeyError, TypeError, ValueError) as error:
+        name, kind = text_of(row["_id" if "_id" in row else "id"]), text_of(row.get("type", ""))
+        sample = Sample(name, question, answer, paragraphs, kind)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"path[{index}]", _FORM, type(error).__name__) from error
     if supporting:
         raise InputError(f"path[{index}]", "every supporting title must be among the paragraphs", sample.id)

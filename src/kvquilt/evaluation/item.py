@@ -18,6 +18,7 @@ class Item:
         gold: indices of the documents that the answer rests on.
         group: what is resampled and split as one, since its items are not independent: a person, an article.
         task: the name of the task.
+        kind: what sort of question it is, where the task tells sorts apart: scores are also told by kind.
 
     Raises:
         InputError: no documents, an empty question, no answers or an empty one, gold that is no document.
@@ -30,6 +31,7 @@ class Item:
     gold: tuple[int, ...]
     group: str
     task: str
+    kind: str = ""
 
     def __post_init__(self) -> None:
         check_documents(self.documents)

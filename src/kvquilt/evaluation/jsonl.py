@@ -22,7 +22,7 @@ class JsonlTask:
     """One item a line: the first half of the groups tunes, the other evaluates. Groups take turns.
 
     ``documents``: texts, or objects with ``text`` and, if wanted, ``id``. ``answers``: all accepted. A line may
-    also have ``id``, ``gold`` (indices of the documents that the answer rests on) and ``group``.
+    also have ``id``, ``gold`` (indices of the documents that the answer rests on), ``group`` and ``kind`` (see `Item`).
 
     Lines that share a group, a document or a question are one group, so that what tunes is apart from what evaluates.
     Where all lines are one group, all of it evaluates, and tuning needs a file of its own.
@@ -82,11 +82,11 @@ def _item(data: dict[str, Any], where: str) -> Item:
     gold = data.get("gold", [])
     if not isinstance(gold, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in gold):
         raise InputError(f"{where}: gold", "must be a list of indices of documents", type(gold).__name__)
-    group = given_text(data, "group", where, name)
+    group, kind = given_text(data, "group", where, name), given_text(data, "kind", where) if "kind" in data else ""
     documents, question = given_documents(data, where), given_text(data, "question", where)
     answers = given_texts(data, "answers", where)
     try:
-        return Item(name, documents, question, answers, tuple(gold), group, "jsonl")
+        return Item(name, documents, question, answers, tuple(gold), group, "jsonl", kind)
     except InputError as error:
         raise InputError(f"{where}: {error.field}", error.rule, error.got) from None
 

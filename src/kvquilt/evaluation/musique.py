@@ -46,7 +46,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class MusiqueTask:
-    """Samples of a file: the first half tunes, the second evaluates. Group is the question.
+    """Samples of a file: the first half tunes, the second evaluates. Group is the question, kind how
+    many paragraphs support it.
 
     Halves share paragraphs that no answer rests on. Tuning goes without them, and without samples whose supporting ones
     evaluate. Titles are no names: they come up again within a sample.
@@ -111,7 +112,8 @@ class MusiqueTask:
         texts = [(n, f"{p.title}\n{p.text}" if self.with_title else p.text) for n, p in chosen]
         made = tuple(Document(text, id=f"musique-{sample.id}-{n}") for n, text in texts)
         places = tuple(place for place, (_, paragraph) in enumerate(chosen) if paragraph.supporting)
-        return Item(sample.id, made, sample.question, sample.answers, places, sample.id, self.name)
+        kind = f"{sum(paragraph.supporting for paragraph in sample.paragraphs)} hops"
+        return Item(sample.id, made, sample.question, sample.answers, places, sample.id, self.name, kind)
 
 
 def _apart(tuning: tuple[Sample, ...], evaluation: tuple[Sample, ...], skipped: Counter[str]) -> tuple[Sample, ...]:

@@ -131,7 +131,7 @@ class NeedleTask:
         name = f"niah-{self.kind}-{split}-{seed}-{n}"
         made = tuple(Document(text, id=f"{name}-{k}") for k, text in enumerate(texts))
         gold = tuple(sorted({p for needle, p in zip(needles, places, strict=True) if needle.wanted}))
-        return Item(name, made, question, (answer,), gold, target, self.name)
+        return Item(name, made, question, (answer,), gold, target, self.name, self.kind)
 
     def _needles(self, names: list[str], split: str, draw: random.Random) -> tuple[str, str, list[Needle]]:
         """Question, answer and needles: the first wanted code first; of a chain, what points to it second."""

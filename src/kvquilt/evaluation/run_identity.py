@@ -54,6 +54,7 @@ def described(items: Sequence[Item]) -> list[dict[str, Any]]:
             "item": item.id,
             "group": item.group,
             "task": item.task,
+            "kind": item.kind,
             "documents": [document.id for document in item.documents],
             "gold": list(item.gold),
             "answers": list(item.answers),
