@@ -45,6 +45,34 @@ def test_an_oracle_knows_the_right_documents_and_the_retriever_does_not() -> Non
     assert find_arm("none").ranking(item, RANKING, None) == ()
 
 
+def test_whom_an_arm_follows() -> None:
+    item = dataclasses.replace(ITEM, gold=(3, 0))
+    assert find_arm("distractor:retrieved-document").ranking(item, RANKING, None) == [2, 1, 3, 0]
+    for written in ("insert:target", "recompute:target", "recompute:target-last"):
+        assert find_arm(written).ranking(item, RANKING, None) == (3, 0)
+    assert find_arm("attended:retrieved-document:5%,order=given").ranking(item, RANKING, None) == ()
+
+
+def test_others_are_drawn_and_fewer_are_among_more() -> None:
+    def drawn(written: str, name: str = "one") -> list[int]:
+        return list(find_arm(written).ranking(dataclasses.replace(ITEM, id=name), RANKING, None))
+
+    assert drawn("insert:others=0") == []
+    for seed in range(4):
+        whole = drawn(f"insert:others=9,seed={seed}")
+        assert sorted(whole) == [1, 2, 3]  # never the one that the answer rests on
+        assert [drawn(f"insert:others={k},seed={seed}") for k in (1, 2, 3)] == [whole[:1], whole[:2], whole]
+    orders = {tuple(drawn(f"insert:others=3,seed={seed}", name)) for seed in range(4) for name in ("one", "two")}
+    assert len(orders) > 2
+    assert find_arm("insert:others=2").seed == 0
+
+
+def test_recomputing_the_target_moves_all_of_it_or_nothing() -> None:
+    still, moved = (find_arm(f"recompute:{which}").method for which in ("target", "target-last"))
+    assert (still.order, moved.order) == ("given", "target_last")
+    assert moved.moved >= 100
+
+
 def test_a_deranged_arm_has_the_documents_of_another_item() -> None:
     other = dataclasses.replace(ITEM, id="two", documents=(Document("Nothing.", id="x"), Document("Which one", id="y")))
     arm = find_arm("deranged:retrieved-document")
@@ -53,8 +81,9 @@ def test_a_deranged_arm_has_the_documents_of_another_item() -> None:
 
 
 def test_methods_are_told_from_controls() -> None:
-    methods = ["none", "epic:k=2", "retrieved-document"]
+    methods = ["none", "epic:k=2", "retrieved-document", "attended:retrieved-document:5%,order=given"]
     controls = ["full", "no-context", "full-again", "fewer-documents:1", "deranged:none", "oracle:retrieved-document"]
+    controls += ["distractor:retrieved-document", "insert:target", "insert:others=2,seed=1", "recompute:target"]
     assert [name for name in methods + controls if find_arm(name).is_method] == methods
 
 
@@ -92,6 +121,13 @@ def test_arms_of_a_run_begin_with_both_references_and_come_once() -> None:
         ("oracle", "unknown method"),
         ("deranged:full", "a method that reuses"),
         ("deranged:nine", "unknown method"),
+        ("distractor:none", "follows the retriever"),
+        ("attended:retrieved-document:5%", "order=given"),
+        ("attended:none", "order=given"),
+        ("insert", "others=K,seed=N"),
+        ("insert:others=x", "others=K,seed=N"),
+        ("insert:others=1,sed=2", "others=K,seed=N"),
+        ("recompute:others=1", "target-last"),
     ],
 )
 def test_what_is_no_arm(written: object, rule: str) -> None:

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 from kvquilt.document import Document
 from kvquilt.errors import InputError
+from kvquilt.evaluation.attended import AttendedDocument
+from kvquilt.evaluation.inserted import Inserted
 from kvquilt.evaluation.item import Item
+from kvquilt.placement import Order
 from kvquilt.repair.presets import METHODS, Method, find_method
+from kvquilt.repair.retrieved_document import RetrievedDocument
 from kvquilt.repair.written import split
 from kvquilt.retrieval import ranked_documents
 
 FULL, WITHOUT, AGAIN = "full", "no-context", "full-again"
 FEWER, IN_ORDER_OF = "fewer-documents", "full-in-order-of"
-ORACLE, DERANGED = "oracle", "deranged"
+ORACLE, DISTRACTOR, DERANGED, ATTENDED = "oracle", "distractor", "deranged", "attended"
+INSERT, RECOMPUTE = "insert", "recompute"
+
+_WHOLE = "retrieved-document:documents=1000000"  # every document that is ranked
+
+
+class Leading(StrEnum):
+    """Which documents an arm takes for the best: the retriever's; those that the answer rests on, or the others, before
+    the retriever's; the former and no other; some of the others, drawn, and no other."""
+
+    RETRIEVED = "retrieved"
+    GOLD = "gold"
+    DISTRACTORS = "distractors"
+    TARGET = "target"
+    OTHERS = "others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +48,8 @@ class Arm:
         keep: documents in the prompt, the retriever's best in their own order; None for all.
         in_parts: full prefill in two forwards: the floor that rounding puts under every measurement.
         order_of: the arm, earlier in the run, whose order of documents this one has.
-        oracle: the documents that the answer rests on count as the retriever's best.
+        leading: the documents that its method takes for the best.
+        others, seed: how many of the other documents are drawn; fewer of the same seed are among more.
         deranged: the prompt has the documents of another item.
     """
 
@@ -37,21 +58,31 @@ class Arm:
     keep: int | None = None
     in_parts: bool = False
     order_of: str = ""
-    oracle: bool = False
+    leading: Leading = Leading.RETRIEVED
+    others: int = 0
+    seed: int = 0
     deranged: bool = False
 
     @property
     def is_method(self) -> bool:
         """Whether it is what the run is about, and no control."""
-        return self.method.reuses and not (self.oracle or self.deranged)
+        return self.method.reuses and self.leading is Leading.RETRIEVED and not self.deranged
 
     def ranking(self, item: Item, ranking: Sequence[int], other: Item | None) -> Sequence[int]:
         """What the arm's method takes for the retriever's, of the documents in its prompt; empty if it asks none."""
+        rest = [i for i in ranking if i not in item.gold]
+        if self.leading is Leading.TARGET:
+            return item.gold
+        if self.leading is Leading.OTHERS:
+            rest.sort()
+            return random.Random(f"others {self.seed} {item.id}").sample(rest, len(rest))[: self.others]
         if not self.method.needs_ranking:
             return ()
         if self.deranged and other is not None:
             return ranked_documents(item.question, other.documents)
-        return [*item.gold, *(i for i in ranking if i not in item.gold)] if self.oracle else ranking
+        if self.leading is Leading.RETRIEVED:
+            return ranking
+        return [*item.gold, *rest] if self.leading is Leading.GOLD else [*rest, *item.gold]
 
     def documents(
         self,
@@ -83,9 +114,17 @@ def find_arm(written: object) -> Arm:
     """The arm that `written` describes: a method, or one of these controls.
 
     ``no-context``: no document. ``fewer-documents:K``: only the retriever's best K, what a user could do instead.
-    ``full-again``: the whole prompt in another layout. ``full-in-order-of:METHOD``: the whole prompt in the order that
-    a method which moves documents gave them. ``oracle:METHOD``: a method that follows the retriever, which finds the
-    right documents. ``deranged:METHOD``: a method over the documents of another item, which cannot help.
+    ``full-again``: the whole prompt in another layout. ``full-in-order-of:ARM``: the whole prompt in the order that
+    an arm which moves documents gave them. ``deranged:METHOD``: a method over the documents of another item, which
+    cannot help.
+
+    ``oracle:METHOD``: a method that follows the retriever, which finds the right documents;
+    ``distractor:METHOD``: which finds the best of the wrong ones. ``attended:METHOD``, a method itself: the document
+    that the question attends to most, in the retriever's place.
+
+    ``recompute:target``, ``recompute:target-last``: all documents that the answer rests on are computed again, where
+    they stand, or next to the question. ``insert:target``: they have full prefill's keys and values instead;
+    ``insert:others=K,seed=N``: K of the others have. Where an item does not say which they are, nothing is done.
 
     Raises:
         InputError: unknown name or option; the message gives the nearest.
@@ -104,18 +143,48 @@ def find_arm(written: object) -> Arm:
         return Arm(written, full, keep=int(options[0]))
     if name == IN_ORDER_OF:
         of = written.partition(":")[2]
-        if not find_method(of).reuses:
+        if not find_arm(of).method.reuses:
             raise InputError("methods", "full prefill keeps the given order", written)
         return Arm(written, full, order_of=of)
-    if name in (ORACLE, DERANGED):
-        method = find_method(written.partition(":")[2])
-        if name == DERANGED and method.reuses:
-            return Arm(written, method, deranged=True)
-        if name == ORACLE and method.needs_ranking:
-            return Arm(written, method, oracle=True)
-        asks = "reuses" if name == DERANGED else "follows the retriever"
-        raise InputError("methods", f"is written {name}:METHOD, a method that {asks}", written)
+    if name in (ORACLE, DISTRACTOR, DERANGED, ATTENDED):
+        return _on_terms(written, name, find_method(written.partition(":")[2]))
+    if name in (INSERT, RECOMPUTE):
+        return _of_documents(written, name, options)
     return Arm(written, find_method(written))
+
+
+def _on_terms(written: str, name: str, method: Method) -> Arm:
+    """A method on other terms than its own."""
+    selector = method.selector
+    if name == DERANGED and method.reuses:
+        return Arm(written, method, deranged=True)
+    if name == ORACLE and method.needs_ranking:
+        return Arm(written, method, leading=Leading.GOLD)
+    if name == DISTRACTOR and method.needs_ranking:
+        return Arm(written, method, leading=Leading.DISTRACTORS)
+    if name == ATTENDED and isinstance(selector, RetrievedDocument) and method.order is Order.GIVEN:
+        return Arm(written, replace(method, selector=AttendedDocument(selector)))
+    asks = {DERANGED: "reuses", ATTENDED: "recomputes the retriever's document where it stands (order=given)"}
+    raise InputError(
+        "methods", f"is written {name}:METHOD, a method that {asks.get(name, 'follows the retriever')}", written
+    )
+
+
+def _of_documents(written: str, name: str, options: Sequence[str]) -> Arm:
+    """Documents that are named, and not chosen by a method."""
+    if name == RECOMPUTE and options in (["target"], ["target-last"]):
+        order = Order.GIVEN if options == ["target"] else Order.TARGET_LAST
+        return Arm(written, find_method(f"{_WHOLE},order={order}"), leading=Leading.TARGET)
+    given = replace(METHODS["none"], correction=Inserted())
+    if name == INSERT and options == ["target"]:
+        return Arm(written, given, leading=Leading.TARGET)
+    fields = {"seed": "0", **dict(option.split("=", 1) for option in options if "=" in option)}
+    numbers = fields.keys() == {"others", "seed"} and len(options) <= 2 and all(v.isdecimal() for v in fields.values())
+    if name == INSERT and numbers:
+        others, seed = int(fields["others"]), int(fields["seed"])
+        return Arm(written, given, leading=Leading.OTHERS, others=others, seed=seed)
+    form = "target or target-last" if name == RECOMPUTE else "target, or others=K,seed=N"
+    raise InputError("methods", f"is written {name}: and then {form}", written)
 
 
 def measured(arms: Sequence[Arm], refused: Collection[str]) -> tuple[Arm, ...]:
