@@ -1,12 +1,9 @@
-"""Reports of a hand-made folder: figures, escaping, and a page that stands alone, also in a real browser."""
+"""Reports of a hand-made folder: figures, escaping, and a page that stands alone."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -199,24 +196,3 @@ def test_points_stand_where_their_values_are() -> None:
     linear = scatter([Point("1", "one", 0.5, 0.5, 0.25, 0.75, "method")], "x", "y")
     assert 'cx="446.0"' in linear, "the largest stands at the right edge"
     assert ">0.5<" in linear
-
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no chromium and no chrome on this machine")
-def test_a_real_browser_runs_its_script_and_no_other(tmp_path: Path) -> None:
-    """With ``REPORT_SCREENSHOT=FILE.png`` a picture of the page is left there."""
-    report(folder(tmp_path / "run"))
-    picture = os.environ.get("REPORT_SCREENSHOT")
-    more = [f"--screenshot={picture}", "--window-size=1280,2400"] if picture else []
-    address, profile = (tmp_path / "run" / "report.html").as_uri(), tmp_path / "profile"
-    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", *more]
-    command += ["--virtual-time-budget=4000", "--dump-dom", address]
-    drawn = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
-    page = Page(drawn)
-    assert "3 items." in page.text, "the page's own script counts what is shown"
-    shown = [a["class"] for a in page.of("details") if (a["class"] or "").startswith("document")]
-    assert shown == ["document shows-reused"] * 3
-    assert "<title>Evaluation: " in drawn, "what stands in a document has run"
-    assert [a for a in page.of("p") if a.get("class") == "controls" and "hidden" in a] == []
