@@ -6,48 +6,25 @@ turns; what that gives stays in the run's folder, beside the lines.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
 
 from kvquilt.bench import environment
-from kvquilt.errors import InputError, IntegrityError
+from kvquilt.errors import InputError
 from kvquilt.evaluation.arms import FULL, Arm, find_arms, measured, partners
 from kvquilt.evaluation.checks import check_count
 from kvquilt.evaluation.item import Item
 from kvquilt.evaluation.preparing import Preparation
 from kvquilt.evaluation.run import Finished, Run
 from kvquilt.evaluation.run_folder import EvaluationFolder, Line
-from kvquilt.evaluation.timing import REPEATS, WARMUPS, ArmPrompt, Timing, first_tokens
-from kvquilt.files import write_atomically, writing
+from kvquilt.evaluation.timed_prompt import TimedPrompt, read_timing, write_timing
+from kvquilt.evaluation.timing import REPEATS, WARMUPS, ArmPrompt, first_tokens
 from kvquilt.ledger import Ledger
 from kvquilt.prompt import segment_ids
 
-NAME = "timing.json"
 _COMPILES = 3  # of each recipe, behind one that does not count
-
-
-@dataclass(frozen=True, slots=True)
-class TimedPrompt:
-    """One prompt of a run.
-
-    Attributes:
-        item: whose; `tokens` of full prefill's prompt.
-        arms: by name, those of the run that could run on it, and ``prefix-hit``.
-        compile: by arm, seconds in which all documents of the prompt are compiled, where the arm reuses them.
-        about: the machine, what else it did, how often was warmed up.
-    """
-
-    item: str
-    tokens: int
-    arms: dict[str, Timing] = field(repr=False)
-    compile: dict[str, float] = field(repr=False)
-    about: dict[str, Any] = field(repr=False)
 
 
 def time_run(
@@ -86,7 +63,7 @@ def time_run(
             if progress is not None:
                 progress(wanted.index(name) + 1, len(wanted))
             there.append(timer.prompt(name, lines[name]))
-            _write(run.folder, there)
+            write_timing(run.folder, there)
     return tuple(there)
 
 
@@ -96,38 +73,6 @@ def of_median_length(lines: Mapping[str, Mapping[str, Line]]) -> list[str]:
     middle = statistics.median(tokens.values())
     refused = {item: sum(line["refused"] is not None for line in each.values()) for item, each in lines.items()}
     return sorted(lines, key=lambda item: (refused[item], abs(tokens[item] - middle)))
-
-
-def read_timing(folder: Path) -> tuple[TimedPrompt, ...]:
-    """What was timed of the run in a folder; nothing where nothing was.
-
-    Raises:
-        IntegrityError: it is damaged.
-    """
-    path = folder / NAME
-    try:
-        return tuple(_prompt(each) for each in json.loads(path.read_bytes())["prompts"])
-    except FileNotFoundError:
-        return ()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise IntegrityError(f"{path}: not the times of a run") from error
-
-
-def _prompt(stored: Mapping[str, Any]) -> TimedPrompt:
-    arms = {
-        name: Timing(tuple(map(float, each["wall"])), tuple(map(float, each["processor"])))
-        for name, each in stored["arms"].items()
-    }
-    rounds = len(arms[FULL].wall)
-    if not rounds or any(len(each) != rounds for timing in arms.values() for each in (timing.wall, timing.processor)):
-        raise ValueError("arms")
-    return TimedPrompt(stored["item"], stored["tokens"], arms, dict(stored["compile"]), dict(stored["about"]))
-
-
-def _write(folder: Path, prompts: Sequence[TimedPrompt]) -> None:
-    path = folder / NAME
-    with writing(path):
-        write_atomically(path, (json.dumps({"prompts": [asdict(each) for each in prompts]}, indent=1) + "\n").encode())
 
 
 class _Timer:
@@ -147,7 +92,7 @@ class _Timer:
         if other is not None:
             self.preparation.of(other.documents)
         self.preparation.of(item.documents)
-        compiling = self._compiling([arm for arm in arms if arm.method.reuses and not arm.deranged], item)
+        compiling = self._compiling([arm for arm in arms if arm.is_method], item)
         load = _load()
         taken = first_tokens(engine, {arm.name: self._read(arm, item, lines, other) for arm in arms}, self.run.tenant)
         about = {

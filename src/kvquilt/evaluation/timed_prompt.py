@@ -1,0 +1,67 @@
+"""What was timed of a run's arms on one of its prompts, as it lies in the run's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvquilt.errors import IntegrityError
+from kvquilt.evaluation.arms import FULL
+from kvquilt.evaluation.timing import Timing
+from kvquilt.files import write_atomically, writing
+
+NAME = "timing.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TimedPrompt:
+    """One prompt of a run.
+
+    Attributes:
+        item: whose; `tokens` of full prefill's prompt.
+        arms: by name, those of the run that could run on it, and ``prefix-hit``.
+        compile: by method, no control, seconds in which all documents of the prompt are compiled.
+        about: the machine, what else it did, how often was warmed up.
+    """
+
+    item: str
+    tokens: int
+    arms: dict[str, Timing] = field(repr=False)
+    compile: dict[str, float] = field(repr=False)
+    about: dict[str, Any] = field(repr=False)
+
+
+def read_timing(folder: Path) -> tuple[TimedPrompt, ...]:
+    """What was timed of the run in a folder; nothing where nothing was.
+
+    Raises:
+        IntegrityError: it is damaged.
+    """
+    path = folder / NAME
+    try:
+        return tuple(_prompt(each) for each in json.loads(path.read_bytes())["prompts"])
+    except FileNotFoundError:
+        return ()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise IntegrityError(f"{path}: not the times of a run") from error
+
+
+def write_timing(folder: Path, prompts: Sequence[TimedPrompt]) -> None:
+    """Raises `StoreUnavailableError`: it cannot be written."""
+    path = folder / NAME
+    with writing(path):
+        write_atomically(path, (json.dumps({"prompts": [asdict(each) for each in prompts]}, indent=1) + "\n").encode())
+
+
+def _prompt(stored: Mapping[str, Any]) -> TimedPrompt:
+    arms = {
+        name: Timing(tuple(map(float, each["wall"])), tuple(map(float, each["processor"])))
+        for name, each in stored["arms"].items()
+    }
+    rounds = len(arms[FULL].wall)
+    if not rounds or any(len(each) != rounds for timing in arms.values() for each in (timing.wall, timing.processor)):
+        raise ValueError("arms")
+    return TimedPrompt(stored["item"], stored["tokens"], arms, dict(stored["compile"]), dict(stored["about"]))
