@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from kvquilt.cli.app import EPILOG, exit_code
 from kvquilt.cli.ask import reuse_failed
-from kvquilt.cli.common import ExitCode, _finite, method_names
+from kvquilt.cli.common import ExitCode, _finite, arms_and_writers, method_names
 from kvquilt.errors import ConfigError, ModelNotFoundError, NumericsError, PromptError, StoreUnavailableError
 from kvquilt.ledger import Ledger
 from tests.cli.conftest import Run
@@ -171,6 +171,21 @@ def test_when_reuse_counts_as_failed(asked: str, ran: str, reason: str | None, f
 )
 def test_a_list_of_methods_keeps_options_with_their_method(written: str, names: list[str]) -> None:
     assert method_names(written) == names
+
+
+@pytest.mark.parametrize(
+    ("written", "names", "folders"),
+    [
+        ("full,none,epic:k=16,cacheblend:15%", ["full", "none", "epic:k=16", "cacheblend:15%"], ["given"]),
+        ("sempic:a/b+retrieved_document:5%", ["retrieved-document:5%,writer=sempic"], ["given", "a/b"]),
+        ("sempic:./a,sempic:./a+epic", ["sempic", "epic:writer=sempic"], ["given", "./a"]),
+        ("kv-packet+infoflow", ["infoflow:writer=kv-packet"], ["given"]),
+        ("infoflow:layers=-4+-3", ["infoflow:layers=-4+-3"], ["given"]),
+        ("sempic:order=target_last", ["sempic:order=target_last"], ["given"]),
+    ],
+)
+def test_a_trained_writer_may_bring_its_folder_and_a_repair(written: str, names: list[str], folders: list[str]) -> None:
+    assert arms_and_writers(written, ["given"]) == (names, folders)
 
 
 def test_numbers_that_json_lacks_become_null() -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -102,6 +103,30 @@ def method_names(written: str) -> list[str]:
         else:
             names.append(part)
     return names
+
+
+def arms_and_writers(written: str, given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """`method_names`, where a trained writer may bring its folder, and a repair: their names, and all folders.
+
+    >>> arms_and_writers("none,sempic:./w+retrieved_document:5%", ["joint=./j"])
+    (['none', 'retrieved-document:5%,writer=sempic'], ['joint=./j', './w'])
+    """
+    from kvquilt.repair.written import with_option
+    from kvquilt.writers.recipes import KINDS
+
+    names, folders = [], list(given)
+    for each in method_names(written):
+        left, _, repair = each.partition("+")
+        name, _, folder = left.partition(":")
+        kind = name.replace("_", "-")
+        if kind not in KINDS or not ("/" in folder or (folder and Path(folder).is_dir()) or (repair and not folder)):
+            names.append(each)
+            continue
+        if folder and folder not in folders:
+            folders.append(folder)
+        method, colon, options = repair.partition(":")
+        names.append(with_option(method.replace("_", "-") + colon + options, f"writer={kind}") if repair else kind)
+    return names, folders
 
 
 def echo_json(data: Any) -> None:

@@ -18,7 +18,7 @@ from kvquilt.cli.common import (
     Tenant,
     Threads,
     WriterFlag,
-    method_names,
+    arms_and_writers,
     settings_of,
 )
 from kvquilt.cli.work import check_helper, check_writers, open_engine
@@ -40,7 +40,10 @@ def evaluate(
         ),
     ],
     methods: Annotated[
-        str, typer.Option(metavar="A,B", help="Arms: methods, and controls such as fewer-documents:2 or oracle:METHOD.")
+        str,
+        typer.Option(
+            metavar="A,B", help="Arms: methods, sempic:PATH+retrieved-document:5%, controls such as fewer-documents:2."
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The run's folder; one that was stopped goes on.")],
     model: ModelFlag = None,
@@ -75,31 +78,31 @@ def evaluate(
     from kvquilt.evaluation.tasks import find_task
 
     asked = find_task(task)  # whatever is wrong with it is found before a model is loaded
-    config = _config(asked, methods, silent, new_tokens)
-    _check_arms(config, settings, writer or ())
-    with open_engine(settings, writer or (), asked.system) as engine:
+    names, writers = arms_and_writers(methods, writer or ())
+    config = _config(asked, names, arms_and_writers(silent or "", ())[0], new_tokens)
+    _check_arms(config, settings, writers)
+    with open_engine(settings, writers, asked.system) as engine:
         asked = find_task(task, length=_length(engine))
         run = Run(
             engine, asked.items(split, limit, seed=seed), config, out, settings.tenant,
-            _about(engine, task, asked, split, limit, seed, writer or ()),
+            _about(engine, task, asked, split, limit, seed, writers),
         )  # fmt: skip
         finished = go(run, json_output)
     if finished.refused:
         raise typer.Exit(ExitCode.GATE)
 
 
-def _config(task: Task, methods: str, silent: str | None, new_tokens: int | None) -> RunConfig:
+def _config(task: Task, names: Sequence[str], silent: Sequence[str], new_tokens: int | None) -> RunConfig:
     from kvquilt.evaluation.arms import AGAIN
     from kvquilt.evaluation.run_config import RunConfig
 
-    names = method_names(methods)
     if not names:
-        raise InputError("methods", "name at least one", methods)
+        raise InputError("methods", "name at least one")
     return RunConfig(
         methods=tuple(dict.fromkeys((*names, AGAIN))),  # no table without the noise floor
         metric=task.metric,
         new_tokens=new_tokens or task.answer_limit,
-        silent=tuple(method_names(silent or "")),
+        silent=tuple(silent),
     )
 
 
