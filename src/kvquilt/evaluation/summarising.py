@@ -2,110 +2,124 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from kvquilt.errors import InputError
 from kvquilt.evaluation.answer_fidelity import Divergence, divergence, kl_recovery, nll_gap
-from kvquilt.evaluation.arms import FEWER, FULL, WITHOUT, find_arm
+from kvquilt.evaluation.arms import FULL, WITHOUT, find_arm
+from kvquilt.evaluation.breakdown import by_group, by_kind
+from kvquilt.evaluation.comparing import Comparing
 from kvquilt.evaluation.damage import damage_intervals, damage_of
 from kvquilt.evaluation.metrics import Counts, f1_recovery, micro_f1_bag
+from kvquilt.evaluation.random_draws import drawn, is_random, pools
 from kvquilt.evaluation.run import Finished
 from kvquilt.evaluation.run_folder import Line
+from kvquilt.evaluation.run_lines import RunLines, mean_kl, right, scores
 from kvquilt.evaluation.significance import discordant, holm, mcnemar, wilcoxon
-from kvquilt.evaluation.statistics import Bootstrap, Interval, Statistic, mean_of, micro_f1_of, outcome, share_of
-from kvquilt.evaluation.summary import ArmSummary, Fewer, Fidelity, Scored, Summary, Work
+from kvquilt.evaluation.statistics import Interval, micro_f1_of, outcome
+from kvquilt.evaluation.summary import ArmSummary, Fidelity, Scored, Summary, Timed, Work
+from kvquilt.evaluation.timed_prompt import TimedPrompt
+from kvquilt.evaluation.timing import PREFIX_HIT, break_even
 from kvquilt.ledger import Ledger
 
 _NONE = "none"
 
 
-def summarise(finished: Finished, seed: int = 0, resamples: int = 10_000) -> Summary:
+def summarise(
+    finished: Finished,
+    seed: int = 0,
+    resamples: int = 10_000,
+    *,
+    timing: Sequence[TimedPrompt] = (),
+    kinds: Mapping[str, str] | None = None,
+) -> Summary:
     """The summary of a run that is finished.
 
     Args:
         seed, resamples: of the intervals.
+        timing: what was timed of it (see `read_timing`).
+        kinds: of its items by id.
 
     Raises:
         InputError: no lines, or items that lack an arm.
     """
-    arms: dict[str, dict[str, Line]] = {}
-    for line in finished.lines:
-        arms.setdefault(line["method"], {})[line["item"]] = line
-    full = arms.get(FULL, {})
-    if not full or any(lines.keys() != full.keys() for lines in arms.values()):
-        raise InputError("lines", "must be those of a finished run, all arms on all items")
-    made = _Lines(arms, seed, resamples)
-    found = [made.arm(name) for name in arms]
+    lines = RunLines.of(finished.lines, seed, resamples)
+    made = _Made(lines, timing)
+    found = [made.arm(name) for name in lines.arms]
     # the families are the run's methods, named before anything was measured: against full prefill, and against reuse
-    methods = [arm for arm in found if find_arm(arm.method).is_method]
-    scores = holm({a.method: a.scored.p for a in methods if a.scored and a.scored.p is not None})
+    methods = [arm for arm in found if find_arm(arm.method).is_method and not is_random(arm.method)]
+    answers = holm({a.method: a.scored.p for a in methods if a.scored and a.scored.p is not None})
     distances = holm({a.method: a.fidelity.p for a in methods if a.fidelity and a.fidelity.p is not None})
+    pooled = [drawn(lines, name, arms, found) for name, arms in pools(lines.arms).items()]
+    random = tuple(each for each in pooled if each is not None)
+    comparing = Comparing(lines, {arm.method: arm for arm in found}, random)
+    full = lines.arms[FULL]
     return Summary(
         items=len(full),
         groups=len({line["group"] for line in full.values()}),
         documents_help=made.documents_help(),
-        arms=tuple(made.against_fewer(_adjusted(arm, scores, distances), found) for arm in found),
+        arms=tuple(comparing.compared(_adjusted(arm, answers, distances)) for arm in found),
         refused=dict(finished.refused),
+        prefix_hit=_timed(PREFIX_HIT, timing),
+        random=random,
+        by_kind=by_kind(lines, kinds or {}),
+        by_group=by_group(lines),
     )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Lines:
-    """Lines by arm and item."""
+class _Made:
+    """Summaries of arms, each by itself."""
 
-    arms: Mapping[str, Mapping[str, Line]]
-    seed: int
-    resamples: int
-    _draws: dict[tuple[str, ...], Bootstrap] = field(default_factory=dict, repr=False)
+    lines: RunLines
+    timing: Sequence[TimedPrompt]
 
     def documents_help(self) -> Interval | None:
-        full = list(self.arms[FULL].values())
-        without = self._answering(WITHOUT, full)
-        return None if without is None else self._bootstrap(full).difference(_scores(full), _scores(without))
+        full = self.lines.ran(FULL)
+        without = self.lines.answering(WITHOUT, full)
+        return None if without is None else self.lines.bootstrap(full).difference(scores(full), scores(without))
 
     def arm(self, name: str) -> ArmSummary:
-        lines = [line for line in self.arms[name].values() if line["refused"] is None]
-        refused = len(self.arms[name]) - len(lines)
+        lines = self.lines.ran(name)
+        refused = len(self.lines.arms[name]) - len(lines)
         if not lines:
             return ArmSummary(name, 0, refused)
-        full = [self.arms[FULL][line["item"]] for line in lines]
+        full = [self.lines.arms[FULL][line["item"]] for line in lines]
         return ArmSummary(
             method=name,
             items=len(lines),
             refused=refused,
             fidelity=None if name == FULL else self._fidelity(name, lines, full),
             scored=None if lines[0]["score"] is None else self._scored(lines, full),
-            work=_work(lines, full),
+            work=replace(_work(lines, full), timed=_timed(name, self.timing)),
         )
 
     def _fidelity(self, name: str, lines: Sequence[Line], full: Sequence[Line]) -> Fidelity:
-        none = self._same(_NONE, lines)
+        none = self.lines.same(_NONE, lines)
         return Fidelity(
             first=_divergence(lines, "self", head=1),
             own=_divergence(lines, "self"),
             gold=_divergence(lines, "gold"),
-            kl=self._bootstrap(lines).level(_mean_kl(lines)),
+            kl=self.lines.bootstrap(lines).level(mean_kl(lines)),
             kl_recovery=None if none is None else kl_recovery(_rows(lines, "self", "kl"), _rows(none, "self", "kl")),
             p=None if none is None or name == _NONE else wilcoxon(_group_means(lines), _group_means(none)),
             nll_gap=nll_gap(_rows(lines, "gold", "nll"), _rows(full, "gold", "nll")),
         )
 
     def _scored(self, lines: Sequence[Line], full: Sequence[Line]) -> Scored:
-        draws, right, reference = self._bootstrap(lines), _right(lines), _right(full)
-        only_full, only_arm = discordant(reference, right)
-        difference = draws.difference(_scores(lines), _scores(full))
-        none = self._answering(_NONE, lines)
+        draws, mine, reference = self.lines.bootstrap(lines), right(lines), right(full)
+        only_full, only_arm = discordant(reference, mine)
+        difference = draws.difference(scores(lines), scores(full))
+        none = self.lines.answering(_NONE, lines)
         compared = self._compared(lines, full)
         recovered = [micro_f1_bag(_counts(each)) for each in (lines, none or (), full) if each]
         return Scored(
-            score=draws.level(_scores(lines)),
+            score=draws.level(scores(lines)),
             difference=difference,
             outcome=outcome(difference),
-            right=sum(right) / len(right),
+            right=sum(mine) / len(mine),
             micro_f1=draws.level(micro_f1_of(_counts(lines))),
             f1_recovery=None if none is None else f1_recovery(*recovered),
             only_full=only_full,
@@ -113,46 +127,15 @@ class _Lines:
             p=mcnemar(only_full, only_arm),
             damage=None if compared is None else damage_of(*compared),
             shares=None if compared is None else damage_intervals(draws, *compared),
+            unmarked=_unmarked(lines),
         )
-
-    def against_fewer(self, arm: ArmSummary, arms: Sequence[ArmSummary]) -> ArmSummary:
-        """The same, held against the control that takes about as long."""
-        others = {other.method: other.work for other in arms if other.method.startswith(FEWER) and other.scored}
-        seconds = {name: math.log(max(1e-9, work.first_token)) for name, work in others.items() if work is not None}
-        if arm.scored is None or arm.work is None or not seconds or not find_arm(arm.method).is_method:
-            return arm
-        mine = math.log(max(1e-9, arm.work.first_token))
-        name = min(seconds, key=lambda other: abs(seconds[other] - mine))
-        lines = [line for line in self.arms[arm.method].values() if line["refused"] is None]
-        if (other := self._answering(name, lines)) is None:
-            return arm
-        difference = self._bootstrap(lines).difference(_scores(lines), _scores(other))
-        return replace(arm, scored=replace(arm.scored, fewer=Fewer(name, difference, outcome(difference))))
 
     def _compared(self, lines: Sequence[Line], full: Sequence[Line]) -> tuple[list[bool], ...] | None:
         """Right or wrong under the arm, full prefill, no context and pure reuse; None where one of them is missing."""
-        without, none = self._answering(WITHOUT, lines), self._answering(_NONE, lines)
+        without, none = self.lines.answering(WITHOUT, lines), self.lines.answering(_NONE, lines)
         if none is None or without is None:
             return None
-        return _right(lines), _right(full), _right(without), _right(none)
-
-    def _same(self, name: str, lines: Sequence[Line]) -> list[Line] | None:
-        """Another arm's lines on the same items; None where it is not there, or could not run on one of them."""
-        if name not in self.arms:
-            return None
-        other = [self.arms[name][line["item"]] for line in lines]
-        return None if any(line["refused"] is not None for line in other) else other
-
-    def _answering(self, name: str, lines: Sequence[Line]) -> list[Line] | None:
-        """The same of an arm that gives answers."""
-        other = self._same(name, lines)
-        return None if other is None or other[0]["score"] is None else other
-
-    def _bootstrap(self, lines: Sequence[Line]) -> Bootstrap:
-        groups = tuple(line["group"] for line in lines)
-        if groups not in self._draws:
-            self._draws[groups] = Bootstrap(groups, self.seed, self.resamples)
-        return self._draws[groups]
+        return right(lines), right(full), right(without), right(none)
 
 
 def _adjusted(arm: ArmSummary, scores: Mapping[str, float], distances: Mapping[str, float]) -> ArmSummary:
@@ -181,6 +164,33 @@ def _work(lines: Sequence[Line], full: Sequence[Line]) -> Work:
     )
 
 
+def _timed(name: str, timing: Sequence[TimedPrompt]) -> Timed | None:
+    """One arm over the prompts that it was timed on, each round by itself in full prefill's own time."""
+    prompts = [(each, each.arms[FULL], each.arms[name]) for each in timing if name in each.arms]
+    if not prompts:
+        return None
+    wall = [a / max(1e-9, b) for _, full, mine in prompts for a, b in zip(mine.wall, full.wall, strict=True)]
+    processor = [
+        a / max(1e-9, b) for _, full, mine in prompts for a, b in zip(mine.processor, full.processor, strict=True)
+    ]
+    low, _, high = statistics.quantiles(wall, n=4, method="inclusive")
+    compiling = [each.compile.get(name) for each, _, _ in prompts]
+    paid = None
+    if all(seconds is not None for seconds in compiling):
+        saved = (sum(full.median for _, full, _ in prompts), sum(mine.median for _, _, mine in prompts))
+        paid = break_even(sum(seconds for seconds in compiling if seconds is not None), *saved)
+    return Timed(
+        ratio=statistics.median(wall),
+        low=low,
+        high=high,
+        processor=statistics.median(processor),
+        seconds=statistics.median(seconds for _, _, mine in prompts for seconds in mine.wall),
+        repeats=len(wall),
+        prompts=len(prompts),
+        break_even=paid,
+    )
+
+
 def _rows(lines: Sequence[Line], rows: str, what: str) -> list[float]:
     return [value for line in lines for value in line["fidelity"][rows][what]]
 
@@ -199,19 +209,10 @@ def _group_means(lines: Sequence[Line]) -> list[float]:
     return [statistics.fmean(rows) for rows in groups.values()]
 
 
-def _right(lines: Sequence[Line]) -> list[bool]:
-    return [bool(line["right"]) for line in lines]
-
-
-def _scores(lines: Sequence[Line]) -> Statistic:
-    return mean_of([line["score"] for line in lines])
-
-
-def _mean_kl(lines: Sequence[Line]) -> Statistic:
-    """Over rows, so that items count by the length of full prefill's answer."""
-    kept = [line["fidelity"]["self"]["kl"] for line in lines]
-    return share_of([sum(rows) for rows in kept], [len(rows) for rows in kept])
-
-
 def _counts(lines: Sequence[Line]) -> list[Counts]:
     return [Counts(*line["scores"]["micro_f1_bag"]) for line in lines]
+
+
+def _unmarked(lines: Sequence[Line]) -> int | None:
+    marked = [line["scores"].get("marked") for line in lines]
+    return None if None in marked else marked.count(False)

@@ -62,6 +62,6 @@ def _prompt(stored: Mapping[str, Any]) -> TimedPrompt:
         for name, each in stored["arms"].items()
     }
     rounds = len(arms[FULL].wall)
-    if not rounds or any(len(each) != rounds for timing in arms.values() for each in (timing.wall, timing.processor)):
+    if rounds < 2 or any(len(each) != rounds for timing in arms.values() for each in (timing.wall, timing.processor)):
         raise ValueError("arms")
     return TimedPrompt(stored["item"], stored["tokens"], arms, dict(stored["compile"]), dict(stored["about"]))
