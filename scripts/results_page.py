@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from evaluation_measured import evaluation_sections
+from studies_measured import study_sections
 from training_measured import training_sections
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,7 +61,7 @@ def results_page(note: str) -> str:
     rows += _store_rows()
     lines += _table(["ratio", "context tokens", "measured", "bar", "met"], rows)
     lines += ["", "## What reuse does to answers", "", *_quality()]
-    lines += training_sections()
+    lines += evaluation_sections() + training_sections() + study_sections()
     return "\n".join([*lines, ""])
 
 
