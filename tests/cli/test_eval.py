@@ -100,7 +100,7 @@ def test_a_method_that_fails_its_control_is_named_and_ends_with_6(
     monkeypatch.setattr(operator, "place", lambda segment, at, tables, out: placed(segment, at + 1, tables, out))
     done = run("eval", "--task", task, "--methods", "none", "--out", tmp_path / "run", "--limit", 1, "--new-tokens", 3)
     assert done.code == 6
-    assert "not measured: none: it must equal full prefill, and does not" in done.out
+    assert "Not measured: none: it must equal full prefill, and does not" in done.out
 
 
 @pytest.mark.parametrize(

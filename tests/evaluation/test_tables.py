@@ -10,7 +10,7 @@ from kvquilt.evaluation.run import Finished
 from kvquilt.evaluation.statistics import Interval
 from kvquilt.evaluation.summarising import summarise
 from kvquilt.evaluation.summary import Summary
-from kvquilt.evaluation.tables import against_fewer, tables, verdict
+from kvquilt.evaluation.tables import tables, verdict
 from tests.evaluation.test_summarising import finished, line
 
 
@@ -59,4 +59,3 @@ def test_what_a_task_is_worth_is_said_first(summary: Summary) -> None:
         "The documents help: full prefill scores 0.500 [0.250, 0.750] above no context."
     )
     assert "was not measured" in verdict(dataclasses.replace(summary, documents_help=None))
-    assert against_fewer(summary) == []

@@ -56,6 +56,10 @@ def evaluate(
     new_tokens: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Longest answer; by default the task's own limit.")
     ] = None,
+    timed: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Prompts on which first tokens are timed by all arms in turns; 0: none."),
+    ] = 1,
     helper_model: HelperFlag = None,
     writer: WriterFlag = None,
     tenant: Tenant = None,
@@ -87,7 +91,7 @@ def evaluate(
             engine, asked.items(split, limit, seed=seed), config, out, settings.tenant,
             _about(engine, task, asked, split, limit, seed, writers),
         )  # fmt: skip
-        finished = go(run, json_output)
+        finished = go(run, json_output, timed)
     if finished.refused:
         raise typer.Exit(ExitCode.GATE)
 

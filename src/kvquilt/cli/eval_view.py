@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
 
 from kvquilt.cli.common import echo_json, echo_table, warn
+from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
     from kvquilt.evaluation.run import Finished, Run, RunProgress
     from kvquilt.evaluation.summary import Summary
+    from kvquilt.evaluation.timed_prompt import TimedPrompt
 
 _EVERY = 60.0  # seconds between two lines off a terminal
 
 
-def go(run: Run, as_json: bool) -> Finished:
-    """Run, with a bar where stderr is a terminal and a line a minute where not; then what came of it."""
+def go(run: Run, as_json: bool, timed: int) -> Finished:
+    """Run, with a bar where stderr is a terminal and a line a minute where not; then what came of it.
+
+    Args:
+        timed: on how many prompts first tokens are timed.
+    """
     from kvquilt.evaluation.summarising import summarise
 
     seen: list[RunProgress] = []
@@ -31,11 +37,12 @@ def go(run: Run, as_json: bool) -> Finished:
                 report(progress)
 
             finished = run.go(each)
+        timing = _timed(run, finished, timed)
     except KeyboardInterrupt:
         stand = f"{seen[0].kept} of {seen[0].total} lines are" if seen else "what is finished is"
         warn(f"stopped; {stand} kept in {run.folder}. The same command goes on from there.")
         raise
-    summary = summarise(finished)
+    summary = summarise(finished, timing=timing, kinds={item.id: item.kind for item in run.items})
     if as_json:
         echo_json({"folder": str(run.folder), "about": dict(run.about), **summary.as_dict()})
     else:
@@ -43,8 +50,21 @@ def go(run: Run, as_json: bool) -> Finished:
     return finished
 
 
+def _timed(run: Run, finished: Finished, prompts: int) -> Sequence[TimedPrompt]:
+    """What is timed, or was; a prompt that cannot be is no reason to withhold the lines."""
+    from kvquilt.evaluation.run_timing import time_run
+    from kvquilt.evaluation.timed_prompt import read_timing
+
+    try:
+        return time_run(run, finished, prompts, lambda n, of: warn(f"timing first tokens, prompt {n} of {of}"))
+    except InputError as error:
+        warn(f"first tokens were not timed: {error}")
+        return read_timing(run.folder)
+
+
 def _show(run: Run, summary: Summary) -> None:
-    from kvquilt.evaluation.tables import against_fewer, tables, verdict
+    from kvquilt.evaluation.sentences import sentences
+    from kvquilt.evaluation.tables import tables, verdict
 
     groups = "" if summary.groups == summary.items else f" in {summary.groups} groups"
     typer.echo(f"{summary.items} items{groups}. {verdict(summary)}")
@@ -54,10 +74,8 @@ def _show(run: Run, summary: Summary) -> None:
         for note in table.notes:
             typer.echo(note)
     typer.echo()
-    for sentence in against_fewer(summary):
+    for sentence in sentences(summary):
         typer.echo(sentence)
-    for name, reason in summary.refused.items():
-        typer.echo(f"not measured: {name}: {reason}")
     typer.echo(f"The run is in {run.folder}; `kvquilt report {run.folder}` makes a page of it.")
 
 

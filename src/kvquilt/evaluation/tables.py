@@ -3,43 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from kvquilt.evaluation.arms import AGAIN
 from kvquilt.evaluation.damage import LEAST_BASE
+from kvquilt.evaluation.part_tables import part_tables
+from kvquilt.evaluation.random_table import random_table
 from kvquilt.evaluation.statistics import Interval
-from kvquilt.evaluation.summary import ArmSummary, Fidelity, Scored, Summary, Work
+from kvquilt.evaluation.summary import ArmSummary, Fidelity, Scored, Summary, Timed, Work
+from kvquilt.evaluation.table import NOTHING, Table, interval, named, nats, nats_around
 
-_NOTHING = "-"
 _OUTCOME = "Outcome against full prefill, by the interval; (+ items that only the arm gets right, - only full prefill)."
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of cells, each as long as `head`; the first names the arm.
-
-    Attributes:
-        notes: what must be known to read it, a sentence each.
-    """
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
+_NO_MARKER = "No marker: answers without the words behind which the task looks; they score as empty, damaged or not."
 
 
 def tables(summary: Summary, score: str) -> tuple[Table, ...]:
-    """Fidelity, scores, damage, work.
+    """Fidelity, scores, damage, work; then what is random, and parts of the run, where there is something to say.
 
     Args:
         score: the name of the task's own score.
     """
+    marked = any(arm.scored is not None and arm.scored.unmarked is not None for arm in summary.arms)
+    answers = {score: _SCORE, **_ANSWERS, **(_MARKER if marked else {})}
     return (
         _table("How far from full prefill", summary, _FIDELITY, _floor(summary)),
-        _table(f"Answers ({score})", summary, {score: _SCORE, **_ANSWERS}, (_OUTCOME,)),
+        _table(f"Answers ({score})", summary, answers, (_OUTCOME, _NO_MARKER) if marked else (_OUTCOME,)),
         _table("Damage", summary, _DAMAGE, _base(summary)),
-        _table("Work", summary, _WORK, ("First token: median over single readings, in full prefill's own time.",)),
+        _table("Work", summary, {**_WORK, **(_TIMED if summary.measured else _SINGLE), **_FALLBACKS}, _times(summary)),
+        *random_table(summary, score),
+        *part_tables(summary, score),
     )
 
 
@@ -56,36 +48,14 @@ def verdict(summary: Summary) -> str:
     )
 
 
-def against_fewer(summary: Summary) -> list[str]:
-    """A sentence for each method that was held against full prefill over fewer documents."""
-    told = {"win": "beats", "tie": "is not told from", "loss": "is beaten by"}
-    return [
-        f"{arm.method} {told[arm.scored.fewer.outcome]} {arm.scored.fewer.arm}, which takes about as long to the first "
-        f"token: {interval(arm.scored.fewer.difference, signed=True)}."
-        for arm in summary.arms
-        if arm.scored is not None and arm.scored.fewer is not None
-    ]
-
-
-def interval(found: Interval, signed: bool = False) -> str:
-    """Value and interval: ``0.412 [0.35, 0.47]``."""
-    sign = "+" if signed else ""
-    return f"{found.value:{sign}.3f} [{found.low:{sign}.3f}, {found.high:{sign}.3f}]"
-
-
 Cells = Mapping[str, Callable[[ArmSummary], str]]
 
 
 def _table(title: str, summary: Summary, cells: Cells, notes: tuple[str, ...]) -> Table:
     rows = [(named(arm.method), _count(arm), *(cell(arm) for cell in cells.values())) for arm in summary.arms]
     # an arm without anything to say here, such as full prefill's distance to itself, has no row
-    kept = tuple(row for row in rows if any(cell != _NOTHING for cell in row[2:]))
+    kept = tuple(row for row in rows if any(cell != NOTHING for cell in row[2:]))
     return Table(title, ("arm", "n", *cells), kept, notes)
-
-
-def named(method: str) -> str:
-    """An arm as tables call it."""
-    return f"{method} (noise floor)" if method == AGAIN else method
 
 
 def _count(arm: ArmSummary) -> str:
@@ -95,6 +65,20 @@ def _count(arm: ArmSummary) -> str:
 def _floor(summary: Summary) -> tuple[str, ...]:
     has = any(arm.method == AGAIN for arm in summary.arms)
     return () if has else (f"No noise floor: the run has no {AGAIN}.",)
+
+
+def _times(summary: Summary) -> tuple[str, ...]:
+    """Which sort of figure the times to the first token are."""
+    floor = summary.prefix_hit
+    if floor is None:
+        return ("First token: single readings that nothing warmed up; their median, in full prefill's own time.",)
+    prompts = "a prompt" if floor.prompts == 1 else f"{floor.prompts} prompts"
+    return (
+        f"First token: measured, {floor.repeats} repeats on {prompts} of median length, arms in turns, warmed up; "
+        "median [quartiles] in full prefill's own time of the same round. Processor: the same of all threads' time.",
+        f"The floor is a prefix hit, the question alone on a ready cache: {_timed_ratio(floor)}.",
+        "Pays after: requests over a prompt's documents from which on compiling them has paid.",
+    )
 
 
 def _base(summary: Summary) -> tuple[str, ...]:
@@ -107,29 +91,32 @@ def _base(summary: Summary) -> tuple[str, ...]:
 
 
 def _of_fidelity(cell: Callable[[Fidelity], str]) -> Callable[[ArmSummary], str]:
-    return lambda arm: _NOTHING if arm.fidelity is None else cell(arm.fidelity)
+    return lambda arm: NOTHING if arm.fidelity is None else cell(arm.fidelity)
 
 
 def _of_scored(cell: Callable[[Scored], str]) -> Callable[[ArmSummary], str]:
-    return lambda arm: _NOTHING if arm.scored is None else cell(arm.scored)
+    return lambda arm: NOTHING if arm.scored is None else cell(arm.scored)
 
 
 def _of_work(cell: Callable[[Work], str]) -> Callable[[ArmSummary], str]:
-    return lambda arm: _NOTHING if arm.work is None else cell(arm.work)
+    return lambda arm: NOTHING if arm.work is None else cell(arm.work)
 
 
-def _nats(value: float) -> str:
-    """Three digits, and below that the order: the noise floor is to be seen."""
-    return f"{value:.3f}" if abs(value) >= 0.0005 or not value else f"{value:.0e}"
+def _of_timed(cell: Callable[[Timed], str]) -> Callable[[ArmSummary], str]:
+    return lambda arm: NOTHING if arm.work is None or arm.work.timed is None else cell(arm.work.timed)
+
+
+def _timed_ratio(timed: Timed) -> str:
+    return f"{timed.ratio:.3f} [{timed.low:.3f}, {timed.high:.3f}]"
 
 
 def _share(value: float | None) -> str:
-    return _NOTHING if value is None else f"{value:.1%}"
+    return NOTHING if value is None else f"{value:.1%}"
 
 
 def _with_shares(name: str, scored: Scored) -> str:
     if scored.damage is None or scored.shares is None:
-        return _NOTHING
+        return NOTHING
     value: float | None = getattr(scored.damage, name)
     around: Interval | None = getattr(scored.shares, name)
     if value is None or around is None:
@@ -138,12 +125,12 @@ def _with_shares(name: str, scored: Scored) -> str:
 
 
 def _p(value: float | None) -> str:
-    return _NOTHING if value is None else f"{value:.3f}" if value >= 0.001 else "<0.001"
+    return NOTHING if value is None else f"{value:.3f}" if value >= 0.001 else "<0.001"
 
 
 _FIDELITY: Cells = {
-    "KL": _of_fidelity(lambda f: f"{_nats(f.kl.value)} [{_nats(f.kl.low)}, {_nats(f.kl.high)}]"),
-    "KL p95": _of_fidelity(lambda f: _nats(f.own.p95)),
+    "KL": _of_fidelity(lambda f: nats_around(f.kl)),
+    "KL p95": _of_fidelity(lambda f: nats(f.own.p95)),
     "top-1": _of_fidelity(lambda f: f"{f.own.top1:.3f}"),
     "KL recovered": _of_fidelity(lambda f: _share(f.kl_recovery)),
     "NLL gap": _of_fidelity(lambda f: f"{f.nll_gap:+.3f}"),
@@ -158,15 +145,28 @@ _ANSWERS: Cells = {
     "micro F1": _of_scored(lambda s: interval(s.micro_f1)),
     "F1 recovered": _of_scored(lambda s: _share(s.f1_recovery)),
 }
+_MARKER: Cells = {
+    "no marker": lambda arm: (
+        NOTHING if arm.scored is None or arm.scored.unmarked is None else f"{arm.scored.unmarked} of {arm.items}"
+    )
+}
 _DAMAGE: Cells = {
-    "|D|": _of_scored(lambda s: _NOTHING if s.damage is None else str(s.damage.base)),
+    "|D|": _of_scored(lambda s: NOTHING if s.damage is None else str(s.damage.base)),
     **{name: _of_scored(partial(_with_shares, name)) for name in ("damage", "recovery", "collateral")},
-    "gains": _of_scored(lambda s: _NOTHING if s.damage is None else str(s.damage.gains)),
+    "gains": _of_scored(lambda s: NOTHING if s.damage is None else str(s.damage.gains)),
 }
 _WORK: Cells = {
     "reused": _of_work(lambda w: _share(w.reused)),
     "charged": _of_work(lambda w: _share(w.charged)),
     "FLOPs": _of_work(lambda w: _share(w.flops)),
-    "first token": _of_work(lambda w: f"{w.first_token:.2f}"),
-    "fallbacks": _of_work(lambda w: ", ".join(f"{name} {count}" for name, count in w.fallbacks.items()) or _NOTHING),
+}
+_SINGLE: Cells = {"first token": _of_work(lambda w: f"{w.first_token:.2f}")}
+_TIMED: Cells = {
+    "first token": _of_timed(lambda t: _timed_ratio(t)),
+    "seconds": _of_timed(lambda t: f"{t.seconds:.3g}"),
+    "processor": _of_timed(lambda t: f"{t.processor:.3f}"),
+    "pays after": _of_timed(lambda t: NOTHING if t.break_even is None else f"{t.break_even:.1f}"),
+}
+_FALLBACKS: Cells = {
+    "fallbacks": _of_work(lambda w: ", ".join(f"{name} {count}" for name, count in w.fallbacks.items()) or NOTHING)
 }

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from kvquilt.evaluation.report.overview import environment, overview, remarks
 from kvquilt.evaluation.report.told import Told
-from kvquilt.evaluation.tables import Table, tables
+from kvquilt.evaluation.table import Table
+from kvquilt.evaluation.tables import tables
 
 
 def markdown(runs: Sequence[Told]) -> str:

@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvquilt.evaluation.report.told import Told
-from kvquilt.evaluation.tables import Table, against_fewer, interval, named, verdict
+from kvquilt.evaluation.sentences import sentences
+from kvquilt.evaluation.table import Table, interval, named
+from kvquilt.evaluation.tables import verdict
+from kvquilt.evaluation.timed_prompt import TimedPrompt
 
 
 def overview(runs: Sequence[Told]) -> Table:
@@ -24,14 +27,23 @@ def remarks(run: Told) -> list[str]:
     said = [verdict(run.summary)]
     if of:
         said.append(f"The retriever's best document is one that the answer rests on for {first} of {of} items.")
-    said += against_fewer(run.summary)
-    return said + [f"Not measured: {name}: {reason}." for name, reason in run.summary.refused.items()]
+    return said + sentences(run.summary)
 
 
 def environment(run: Told) -> Table:
-    """Command, machine, settings."""
+    """Command, machine, settings; the prompts that first tokens were timed on."""
     rows = (*_flat(run.about), *(("config." + name, value) for name, value in _flat(run.config)))
-    return Table("Where it comes from", ("what", "value"), tuple(rows))
+    timed = (_timed(prompt) for prompt in run.timing)
+    return Table("Where it comes from", ("what", "value"), (*rows, *timed))
+
+
+def _timed(prompt: TimedPrompt) -> tuple[str, str]:
+    about = prompt.about
+    before, after = about["load"]
+    return "first tokens timed", (
+        f"{prompt.item}, {prompt.tokens} tokens; {about['machine']}; {about['device']}, {about['dtype']}, threads "
+        f"{about['threads']}; load {before} before, {after} after"
+    )
 
 
 def _flat(values: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]]:

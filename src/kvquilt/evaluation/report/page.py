@@ -8,13 +8,15 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
 from kvquilt.evaluation.arms import find_arm
+from kvquilt.evaluation.random_draws import is_random
 from kvquilt.evaluation.report.browser import browser, shown
 from kvquilt.evaluation.report.overview import environment, overview, remarks
 from kvquilt.evaluation.report.plot import Point, scatter
 from kvquilt.evaluation.report.told import Told
 from kvquilt.evaluation.statistics import Interval
 from kvquilt.evaluation.summary import ArmSummary
-from kvquilt.evaluation.tables import Table, tables
+from kvquilt.evaluation.table import Table
+from kvquilt.evaluation.tables import tables
 
 
 def page(runs: Sequence[Told], most: int) -> str:
@@ -71,8 +73,9 @@ def _table(table: Table) -> str:
 
 def _plots(run: Told) -> str:
     """Quality against time to the first token and against what was charged, by score and by distance."""
+    kind = "measured" if run.summary.measured else "single readings"
     drawn = "".join(
-        f"<figure>{scatter(points, across, up, up == _KL)}</figure>"
+        f"<figure>{scatter(points, f'{across}, {kind}' if across == _FIRST else across, up, up == _KL)}</figure>"
         for up in (_KL, run.score)
         for across in (_FIRST, _CHARGED)
         if (points := list(_points(run, across, up)))
@@ -86,10 +89,10 @@ _KL, _FIRST, _CHARGED = "KL to full prefill", "time to first token (full prefill
 
 def _points(run: Told, across: str, up: str) -> Iterator[Point]:
     for n, arm in enumerate(run.summary.arms, start=1):
-        value = _value(arm, up)
-        if value is None or arm.work is None:
+        value, charged = _value(arm, up), None if arm.work is None else arm.work.charged
+        x = run.summary.first_token(arm) if across == _FIRST else charged
+        if value is None or x is None:
             continue
-        x = arm.work.first_token if across == _FIRST else arm.work.charged
         label = f"{arm.method}: {up} {value.value:.3f} [{value.low:.3f}, {value.high:.3f}], {across} {x:.3f}"
         yield Point(str(n), label, x, value.value, value.low, value.high, _kind(arm.method))
 
@@ -101,4 +104,4 @@ def _value(arm: ArmSummary, up: str) -> Interval | None:
 
 
 def _kind(arm: str) -> str:
-    return "method" if find_arm(arm).is_method else "control"
+    return "method" if find_arm(arm).is_method and not is_random(arm) else "control"

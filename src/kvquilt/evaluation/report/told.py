@@ -12,6 +12,7 @@ from kvquilt.evaluation.run import Finished, read_finished
 from kvquilt.evaluation.run_folder import EvaluationFolder, Line
 from kvquilt.evaluation.summarising import summarise
 from kvquilt.evaluation.summary import Summary
+from kvquilt.evaluation.timed_prompt import TimedPrompt, read_timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Told:
         items: those that all arms have gone over, of `planned`; as the folder describes them.
         texts: question and documents by item; empty where the folder came without.
         lines: by item, then by arm.
+        timing: what was timed of the run.
         summary: of these items.
     """
 
@@ -35,6 +37,7 @@ class Told:
     items: tuple[Line, ...] = field(repr=False)
     texts: dict[str, Line] = field(repr=False)
     lines: dict[str, dict[str, Line]] = field(repr=False)
+    timing: tuple[TimedPrompt, ...] = field(repr=False)
     summary: Summary = field(repr=False)
 
     @property
@@ -83,6 +86,7 @@ def read_told(folder: Path) -> Told:
         raise InputError("folder", "holds no item that is finished", str(folder))
     kept = {item["item"]: lines[item["item"]] for item in whole}
     finished = Finished(tuple(line for each in kept.values() for line in each.values()), found.refused)
+    timing, kinds = read_timing(folder), {item["item"]: item.get("kind", "") for item in whole}
     return Told(
         name=folder.resolve().name,
         about=stored["about"],
@@ -92,5 +96,6 @@ def read_told(folder: Path) -> Told:
         items=whole,
         texts=files.read_texts(),
         lines=kept,
-        summary=summarise(finished),
+        timing=timing,
+        summary=summarise(finished, timing=timing, kinds=kinds),
     )
