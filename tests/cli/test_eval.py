@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvquilt.errors import InputError
 from kvquilt.evaluation.sounding import Sounder
 from tests.cli.conftest import Run
 
@@ -73,9 +74,17 @@ def test_a_run_that_was_stopped_goes_on_and_is_told_in_tables(
         assert title in done.out
     assert "full-again (noise floor)" in done.out
     assert "Fewer than 30 questions in D carry no claim." in done.out
-    assert "which takes about as long to the first token" in done.out
+    assert "of full prefill's time against" in done.out
 
-    again = evaluate(run, task, out, "--json").json
+    assert "timing first tokens, prompt 1 of 1" in done.err
+    assert "First token: measured, 5 repeats on a prompt of median length" in done.out
+    assert "Group by group (contains_em)" in done.out
+
+    again = evaluate(run, task, out, "--json", "--timed", 2)
+    assert "timing first tokens, prompt 2 of 2" in again.err
+    assert "prompt 1 of" not in again.err, "what is there is not timed again"
+    again = again.json
+    assert again["prefix_hit"]["repeats"] == 10
     assert [arm["method"] for arm in again["arms"]] == ARMS
     assert again["items"] == 3
     about = json.loads((out / "run.json").read_text())["about"]
@@ -88,6 +97,25 @@ def test_a_run_that_was_stopped_goes_on_and_is_told_in_tables(
     other = evaluate(run, task, out, "--limit", 2)
     assert other.code == 2
     assert "it differs in items; choose another folder" in other.err
+
+
+@pytest.mark.usefixtures("model")
+def test_lines_are_told_where_nothing_is_timed(
+    run: Run, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    untimed = evaluate(run, task, tmp_path / "run", "--timed", 0)
+    assert untimed.code == 0, untimed.err
+    assert "First token: single readings that nothing warmed up" in untimed.out
+    assert not (tmp_path / "run" / "timing.json").exists()
+
+    def small(*arguments: Any) -> Any:
+        raise InputError("memory_bytes", "none read from disk; the memory tier must hold the documents", 0)
+
+    monkeypatch.setattr("kvquilt.evaluation.run_timing.first_tokens", small)
+    failed = evaluate(run, task, tmp_path / "run")
+    assert failed.code == 0
+    assert "first tokens were not timed: memory_bytes: none read from disk" in failed.err
+    assert "First token: single readings that nothing warmed up" in failed.out
 
 
 @pytest.mark.usefixtures("model")
