@@ -33,6 +33,8 @@ def test_scores_and_damage_by_kind() -> None:
     assert scores.head == ("arm", "bridge (3)", "comparison (3)")
     assert {row[0]: row[1] for row in scores.rows}["none"] == "0.333 [0.000, 0.500]"
     assert {row[0]: row[1:] for row in lost.rows}["epic:k=2"] == ("1 of 3", "1 of 1")
+    three = summarise(finished(), resamples=500, kinds={**KINDS, "item-4": "yes or no"})
+    assert [row[3] for row in table(three, "Damage by kind").rows] == ["-"] * 4, "it is right without documents"
 
 
 def test_one_kind_is_no_breakdown_and_no_kind_is_one() -> None:

@@ -244,7 +244,7 @@ def test_a_method_that_does_not_need_its_documents_is_named() -> None:
     as_good = told(like("epic:k=2", "deranged:epic:k=2", [1, 0, 1, 1, 1, 0], kl=0.5))
     assert [each for each in sentences(as_good) if "deranged" in each] == [
         "epic:k=2 scores no better than over the documents of other questions (deranged:epic:k=2): +0.000 [-0.500, "
-        "+0.500]. Its score does not come from its documents.",
+        "+0.500]. Nothing says that its score comes from its documents.",
         "epic:k=2 is no nearer to full prefill than over the documents of other questions (deranged:epic:k=2): KL "
         "+0.375 [+0.000, +1.125].",
     ]

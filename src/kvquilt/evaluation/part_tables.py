@@ -48,4 +48,4 @@ def _score(part: PartScore) -> str:
 
 
 def _lost(part: PartScore) -> str:
-    return NOTHING if part.base is None else f"{part.lost} of {part.base}"
+    return f"{part.lost} of {part.base}" if part.base else NOTHING

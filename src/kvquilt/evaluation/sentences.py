@@ -41,7 +41,7 @@ def _deranged(arm: ArmSummary) -> list[str]:
     if score is not None and score.outcome is not Outcome.WIN:
         said.append(
             f"{arm.method} scores no better than over the documents of other questions ({score.arm}): "
-            f"{interval(score.difference, signed=True)}. Its score does not come from its documents."
+            f"{interval(score.difference, signed=True)}. Nothing says that its score comes from its documents."
         )
     kl = None if arm.fidelity is None else arm.fidelity.deranged
     if kl is not None and kl.outcome is not Outcome.WIN:
