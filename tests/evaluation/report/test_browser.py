@@ -75,7 +75,8 @@ def test_it_opens_from_its_file_and_nothing_leaves(page: Tab, address: str) -> N
     assert page.complaints() == []
     assert page.evaluate("document.title") == "Evaluation: jsonl:<i>own</i> on tiny|model", "a document's script ran"
     shown = "[...document.querySelectorAll('table.figures')].map(t => [t.caption.innerText, t.getClientRects().length])"
-    titles = ["How far from full prefill", "Answers (contains_em)", "Damage", "Work", "Where it comes from"]
+    figures = ["How far from full prefill", "Answers (contains_em)", "Damage", "Work", "Group by group (contains_em)"]
+    titles = [*figures, "Where it comes from"]
     assert page.evaluate(shown) == [[title, 1] for title in titles]
     drawn = "[...document.querySelectorAll('figure svg')].map(svg => Math.min(svg.clientWidth, svg.clientHeight) > 100)"
     assert page.evaluate(drawn) == [True] * 4
