@@ -104,7 +104,7 @@ class Sounder:
         runs = self.engine.prompt(item.question, documents).runs(self.engine.model.tokenizer)
         order = arm.ranking(item, ranking, other)
         placement = place_runs(runs, arm.method.order, order, arm.method.moved)
-        line = {"item": item.id, "group": item.group, "method": arm.name, "refused": None}
+        line: Line = {"item": item.id, "group": item.group, "method": arm.name, "refused": None}
         prompt_seconds, room = perf_counter() - began, max(self.config.new_tokens, least)
         try:
             self.engine.reader.check(placement, arm.method, self.tenant, room)
