@@ -25,6 +25,8 @@ from kvquilt.cli.common import (
     settings_of,
     warn,
 )
+from kvquilt.cli.lists import names_in, numbers_in
+from kvquilt.cli.study_repair_budget import repair_budget
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,12 +34,15 @@ if TYPE_CHECKING:
     from kvquilt.evaluation.attention_summary import AttentionSummary
     from kvquilt.evaluation.hit_rate_replay import Replayed
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Why reuse pays, and what it does to attention.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Why reuse pays, and what it does.")
+
+
+app.command("repair-budget")(repair_budget)
 
 
 @app.callback()
 def group() -> None:
-    """Why reuse pays, and what it does to attention."""
+    """Why reuse pays, what it does to attention, what it damages and what mends it."""
 
 
 @app.command("hit-rate")
@@ -92,17 +97,17 @@ def hit_rate(
     from kvquilt.evaluation.hit_rate_trace import Traffic
 
     settings, _ = settings_of(context, model=model)
-    exponents, collections = _numbers("exponent", exponent, float), _numbers("documents", documents, int)
-    counts = _numbers("per_request", per_request, int)
+    exponents, collections = numbers_in("exponent", exponent, float), numbers_in("documents", documents, int)
+    counts = numbers_in("per_request", per_request, int)
     traffic = Traffic(
-        requests, collections[0], exponents[0], counts[0], _names("order", order)[0], systems, system_tokens,
+        requests, collections[0], exponents[0], counts[0], names_in("order", order)[0], systems, system_tokens,
         stamp_tokens, stamp_seconds, question_tokens, max(1, mean_tokens * 3 // 8), mean_tokens, mean_tokens * 5 // 2,
         rate, drift_every, seed,
     )  # fmt: skip
     study = HitRateStudy(
-        traffic, find_size(of), exponents, collections, counts, _names("order", order),
-        tuple(_bytes(each) for each in _names("capacity", capacity)),
-        ARMS if arms is None else _names("arms", arms), bytes_per_token,
+        traffic, find_size(of), exponents, collections, counts, names_in("order", order),
+        tuple(_bytes(each) for each in names_in("capacity", capacity)),
+        ARMS if arms is None else names_in("arms", arms), bytes_per_token,
     )  # fmt: skip
     for path in (out, plot):
         if path is not None and str(path) != "-":
@@ -245,20 +250,6 @@ def _show(summary: AttentionSummary, out: Path) -> None:
     for name, reason in summary.refused.items():
         typer.echo(f"not measured: {name}: {reason}")
     typer.echo(f"The study is in {out}.")
-
-
-def _names(option: str, written: str) -> tuple[str, ...]:
-    found = tuple(part.strip() for part in written.split(",") if part.strip())
-    if not found:
-        raise InputError(option, "name at least one", written)
-    return found
-
-
-def _numbers(option: str, written: str, kind: Any) -> tuple[Any, ...]:
-    try:
-        return tuple(kind(part) for part in _names(option, written))
-    except ValueError:
-        raise InputError(option, f"must be numbers ({kind.__name__}), joined by commas", written) from None
 
 
 def _bytes(written: str) -> int:

@@ -19,6 +19,7 @@ from kvquilt.fidelity import distances
 from kvquilt.identity import digest_fields, encode_ids, namespace
 from kvquilt.ledger import Ledger
 from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Order, Placement, place_runs
 from kvquilt.prompt import Run
 from kvquilt.repair.presets import METHODS, Method
@@ -116,14 +117,19 @@ def _full(engine: Engine, placement: Placement, width: int) -> tuple[torch.Tenso
     try:
         cut = {}
         for i in placement.documents():
-            span = placement.span(i)
-            keys = cache.slot_keys[:, 0, :, span.start : span.stop].cpu()
-            values = cache.slot_values[:, 0, :, span.start : span.stop].clone().cpu()
-            standing = CompiledSegment(placement.runs[i].ids, keys, values, span.start)
-            local = torch.empty_like(keys, memory_format=torch.contiguous_format)
-            place(standing, 0, model.capability.tables, local)
-            cut[standing.ids] = CompiledSegment(standing.ids, local, values.contiguous())
+            cut[placement.runs[i].ids] = cut_out(model, cache, placement, i)
     finally:
         model.pool.release(cache)
     digest = digest_fields("kvquilt 2026-11 self-transfer v1", [("prompt", encode_ids(ids))])
     return logits.log_softmax(-1), OwnRows(cut, digest)
+
+
+def cut_out(model: LanguageModel, cache: SlotCache, placement: Placement, run: int) -> CompiledSegment:
+    """A document's rows as they stand in a cache in which nothing was dropped, turned back into the local frame."""
+    span = placement.span(run)
+    keys = cache.slot_keys[:, 0, :, span.start : span.stop].cpu()
+    values = cache.slot_values[:, 0, :, span.start : span.stop].clone().cpu()
+    standing = CompiledSegment(placement.runs[run].ids, keys, values, placement.positions[run])
+    local = torch.empty_like(keys, memory_format=torch.contiguous_format)
+    place(standing, 0, model.capability.tables, local)
+    return CompiledSegment(standing.ids, local, values.contiguous())

@@ -1,0 +1,230 @@
+"""`kvquilt study repair-budget`: what reuse damages, what mends it, and where a small budget is best spent."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvquilt.cli.common import (
+    Device,
+    Dtype,
+    ExitCode,
+    HelperFlag,
+    Json,
+    ModelFlag,
+    Tenant,
+    Threads,
+    WriterFlag,
+    arms_and_writers,
+    echo_json,
+    echo_table,
+    settings_of,
+    warn,
+)
+from kvquilt.cli.lists import names_in, numbers_in
+from kvquilt.errors import InputError
+
+if TYPE_CHECKING:
+    from kvquilt.engine import Engine
+    from kvquilt.evaluation.repair_budget import StudyProgress
+    from kvquilt.evaluation.repair_budget_settings import RepairBudget
+
+_TASKS = ("biography", "api_docs:source=invented")
+
+
+def repair_budget(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The study's folder; one that was stopped goes on.")],
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TASK",
+            help="squad:PATH, hotpotqa:PATH, dialogue:PATH, jsonl:PATH, ...; repeatable. By default two made ones.",
+        ),
+    ] = None,
+    part: Annotated[
+        str, typer.Option(metavar="A,B", help="structure, attribution, budget, context, retrieval.")
+    ] = "structure,attribution,budget,context,retrieval",
+    model: ModelFlag = None,
+    budget: Annotated[str, typer.Option(metavar="BUDGET", help="What every repair may spend.")] = "5%",
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Items of each task.")] = 16,
+    tuning_limit: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Items of its tuning split, by which a token selector is chosen.")
+    ] = 12,
+    cell_limit: Annotated[int, typer.Option(min=1, metavar="N", help="Items of each cell of structure.")] = 6,
+    questions: Annotated[
+        str, typer.Option(metavar="A,B", help="Of structure: about people, functions or both.")
+    ] = "biography,api_docs",
+    company: Annotated[
+        str, typer.Option(metavar="A,B", help="Of structure: alone, other kind, same kind, near-duplicates.")
+    ] = "I0,I1,I2,I3",
+    distractors: Annotated[str, typer.Option(metavar="A,B", help="Of structure: documents of company.")] = "1,3,7",
+    places: Annotated[
+        str, typer.Option(metavar="A,B", help="Of structure: where the target stands.")
+    ] = "first,middle,last",
+    seeds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Draws of random rows, and of orders of attribution.")
+    ] = 3,
+    arms: Annotated[
+        str | None, typer.Option(metavar="A,B", help="More arms of the part budget, as in kvquilt eval --methods.")
+    ] = None,
+    dense: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A dense retriever: wordllama (kvquilt[dense]), an encoder's folder or id."),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of what is drawn for the items.")] = 0,
+    new_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Longest answer; by default the task's own limit.")
+    ] = None,
+    helper_model: HelperFlag = None,
+    writer: WriterFlag = None,
+    tenant: Tenant = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    threads: Threads = None,
+    json_output: Json = False,
+) -> None:
+    """What reuse damages, what mends it, and where 5% of the work is best spent.
+
+    structure: damage by what stands beside the target. attribution: distractors mended one by one. budget: the
+    retriever's document, other documents, orders and tokens at one budget; the token selector is chosen on the tuning
+    split. context: the target reused, replaced, computed again, moved. retrieval: who finds it. Every setting is a
+    folder that `kvquilt report` reads. In DIR: repair-budget.json and .md, pictures. Ctrl-C loses nothing: the same
+    command goes on. Exit code 6: an arm failed a control.
+    """
+    settings, _ = settings_of(
+        context, model=model, helper_model=helper_model, tenant=tenant, dtype=dtype, device=device, threads=threads
+    )
+    from kvquilt.cli.work import check_helper, check_writers, open_engine
+    from kvquilt.evaluation.arms import find_arms
+    from kvquilt.evaluation.repair_budget_settings import RepairBudget
+    from kvquilt.evaluation.tasks import find_task
+
+    more, writers = arms_and_writers(arms or "", writer or ())
+    plan = RepairBudget(
+        tasks=tuple(task or _TASKS),
+        parts=names_in("part", part),
+        kinds=names_in("questions", questions),
+        structures=names_in("company", company),  # type: ignore[arg-type]  # checked there
+        distractors=numbers_in("distractors", distractors, int),
+        places=names_in("places", places),  # type: ignore[arg-type]
+        budget=budget,
+        cell_items=cell_limit,
+        items=limit,
+        tuning_items=tuning_limit,
+        seeds=seeds,
+        more=tuple(more),
+        seed=seed,
+        new_tokens=new_tokens,
+    )
+    named = [arm.method.name for arm in find_arms(plan.more)]
+    check_helper(named, settings)
+    check_writers(named, writers)
+    with open_engine(settings, writers, find_task(plan.tasks[0]).system) as engine:
+        _go(plan, engine, out, settings.tenant, dense, writers)
+    found = _write(out)
+    if json_output:
+        echo_json(found)
+    else:
+        _show(found, out)
+    if found["refused"]:
+        raise typer.Exit(ExitCode.GATE)
+
+
+def _go(
+    plan: RepairBudget, engine: Engine, out: Path, tenant: str | None, dense: str | None, writers: list[str]
+) -> None:
+    from kvquilt.bench import environment, portable
+    from kvquilt.dense import find_encoder
+    from kvquilt.engine import Engine
+    from kvquilt.evaluation.repair_budget import RepairBudgetStudy
+
+    def asking(system: str) -> Engine:
+        reader = engine.reader
+        return Engine(
+            engine.model, engine.store, engine.settings, system=system, helper=reader.helper, writers=reader.trained
+        )
+
+    about = {
+        "limit": plan.items,
+        "seed": plan.seed,
+        "model": portable(engine.model.name),
+        "dtype": str(engine.model.dtype).removeprefix("torch."),
+        "device": str(engine.model.device),
+        "writers": [portable(each) for each in writers],
+        **environment(),
+    }
+    encoder = None if dense is None else find_encoder(dense)
+    study = RepairBudgetStudy(asking, plan, out, encoder, tenant, about, portable)
+    try:
+        with _watching() as told:
+            study.go(told)
+    except KeyboardInterrupt:
+        warn(f"stopped; what is finished is kept in {out}. The same command goes on from there.")
+        raise
+
+
+def _write(out: Path) -> dict[str, Any]:
+    from kvquilt.evaluation.repair_budget_figures import figures
+    from kvquilt.evaluation.repair_budget_plot import pictures
+    from kvquilt.evaluation.repair_budget_text import markdown
+    from kvquilt.files import write_atomically, writing
+
+    found = figures(out)
+    with writing(out):
+        write_atomically(out / "repair-budget.json", (json.dumps(found, indent=1) + "\n").encode())
+        write_atomically(out / "repair-budget.md", markdown(found).encode())
+        try:
+            for name, png in pictures(found).items():
+                write_atomically(out / name, png)
+        except InputError as error:
+            warn(str(error))
+    return found
+
+
+def _show(found: dict[str, Any], out: Path) -> None:
+    from kvquilt.evaluation.repair_budget_text import remarks, study_tables
+
+    for table in study_tables(found):
+        typer.echo(table.title)
+        echo_table(table.head, table.rows)
+        for note in table.notes:
+            typer.echo(note)
+        typer.echo()
+    for remark in remarks(found):
+        typer.echo(remark)
+    typer.echo(f"The study is in {out}; `kvquilt report` makes a page of the runs below it.")
+
+
+@contextmanager
+def _watching() -> Iterator[Callable[[StudyProgress], object]]:
+    """A bar on stderr where it is a terminal, else a line for every setting."""
+    if not sys.stderr.isatty():
+        yield _line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.fields[at]}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("study", total=None, at="")
+
+        def told(now: StudyProgress) -> None:
+            bar.update(task, completed=now.done, total=now.total or None, at=_at(now))
+
+        yield told
+
+
+def _line(now: StudyProgress) -> None:
+    if now.total == 0:
+        warn(_at(now))
+
+
+def _at(now: StudyProgress) -> str:
+    return f"{now.number} of {now.settings} settings: {now.setting}"

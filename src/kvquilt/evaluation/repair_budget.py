@@ -1,0 +1,119 @@
+"""The study of the repair budget: what reuse damages, what mends it, and where a small budget is best spent.
+
+structure    damage of pure reuse by what stands beside the document that answers, how much of it, and where
+attribution  how much of it goes when the other documents, one after the other, have full prefill's rows
+budget       a document moved and computed again, against other documents, orders and tokens, at one budget
+context      the document that answers: reused, replaced by full prefill's rows, computed again, moved last
+retrieval    who finds that document: question attention over the reused cache, or a retriever
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvquilt.dense import Encoder
+from kvquilt.evaluation.item_lines import each_item
+from kvquilt.evaluation.kv_distance import KVDistance
+from kvquilt.evaluation.repair_budget_settings import ARMS, DISTANCES, RepairBudget, Setting, settings
+from kvquilt.evaluation.run import Run, RunProgress
+from kvquilt.evaluation.run_identity import identity
+from kvquilt.evaluation.target_hits import TargetHits
+from kvquilt.evaluation.tasks import find_task
+from kvquilt.tokens import encoder
+
+if TYPE_CHECKING:
+    from kvquilt.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class StudyProgress:
+    """Where a study is.
+
+    Attributes:
+        setting: the folder that is being filled, `number` of `settings`, from 1.
+        done: of its lines, of `total`.
+    """
+
+    setting: str
+    number: int
+    settings: int
+    done: int
+    total: int
+
+
+@dataclass(eq=False, slots=True)
+class RepairBudgetStudy:
+    """Every setting in a folder of its own below `folder`; one that was stopped goes on.
+
+    Attributes:
+        engines: an engine whose prompts have this system message; all over the same model.
+        dense: a retriever by vectors, for the part ``retrieval``.
+        about: what a reader of the folders should know: model, machine.
+        called: what a task is called there, such as without the folders of this machine.
+    """
+
+    engines: Callable[[str], Engine]
+    plan: RepairBudget
+    folder: Path
+    dense: Encoder | None = None
+    tenant: str | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    called: Callable[[str], str] = str
+    _engines: dict[str, Engine] = field(init=False, default_factory=dict, repr=False)
+
+    def go(self, progress: Callable[[StudyProgress], object] | None = None) -> None:
+        """Measure what is not there yet; `figures` reads what it was.
+
+        Args:
+            progress: called at a setting's beginning and after every line. What it raises ends the study.
+
+        Raises:
+            InputError: what `settings` raises; a folder of another study (names what differs).
+            ContextLengthError: an item does not fit; names it.
+            UnsupportedModelError: endpoint checks fail on this model, so no method means anything.
+            IntegrityError, StoreUnavailableError: a folder is damaged, or cannot be written.
+        """
+        encode = encoder(self._engine(find_task(self.plan.tasks[0]).system).model.tokenizer).encode
+        planned = settings(self.plan, lambda text: len(encode(text)))
+        for number, setting in enumerate(planned, start=1):
+
+            def at(done: int, total: int, name: str = setting.folder, number: int = number) -> None:
+                if progress is not None:
+                    progress(StudyProgress(name, number, len(planned), done, total))
+
+            at(0, 0)
+            self._measure(setting, at)
+
+    def _measure(self, setting: Setting, at: Callable[[int, int], object]) -> None:
+        engine, folder = self._engine(setting.system), self.folder / setting.folder
+        of = self.called(setting.of)
+        about = {
+            **self.about,
+            "task": of,
+            "split": setting.about.get("split", "evaluation"),
+            "score": setting.config.metric.grader,
+            "system": setting.system,
+            "study": {"part": setting.part, "of": of, "measures": setting.measures, **setting.about},
+        }
+        if setting.measures == ARMS:
+
+            def told(run: RunProgress) -> None:
+                at(run.done, run.total)
+
+            Run(engine, setting.items, setting.config, folder, self.tenant, about).go(told)
+            return
+        run = {**identity(engine, setting.items, setting.config), "measures": setting.measures}
+        if setting.measures == DISTANCES:
+            measure = KVDistance(engine, setting.config.methods, self.tenant).line
+        else:
+            run["dense"] = self.dense.name if self.dense is not None else None
+            measure = TargetHits(engine, self.dense, self.tenant).line
+        each_item(folder, run, about, setting.items, measure, at)
+
+    def _engine(self, system: str) -> Engine:
+        if system not in self._engines:
+            self._engines[system] = self.engines(system)
+        return self._engines[system]
