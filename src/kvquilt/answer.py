@@ -217,20 +217,21 @@ def _decode(
     try:
         token = sampling.pick(logits[-1], generator)
         ledger.seconds["first_token"] = ledger.seconds.get("prompt", 0.0) + time.perf_counter() - began
-        while not cancelled.is_set():
-            if token in model.stop_ids:
-                reason = "end"
-                break
-            ids.append(token)
-            piece = stops.push(text.push(token))
-            if piece:
-                pieces.append(piece)
-                yield piece
-            if stops.hit or len(ids) == sampling.max_new_tokens:
-                reason = "stop" if stops.hit else "length"
-                break
-            with ledger.stage("decode"):
-                token = sampling.pick(step(model, cache, token, counter), generator)
+        with engine.steps.stream():
+            while not cancelled.is_set():
+                if token in model.stop_ids:
+                    reason = "end"
+                    break
+                ids.append(token)
+                piece = stops.push(text.push(token))
+                if piece:
+                    pieces.append(piece)
+                    yield piece
+                if stops.hit or len(ids) == sampling.max_new_tokens:
+                    reason = "stop" if stops.hit else "length"
+                    break
+                with ledger.stage("decode"):
+                    token = sampling.pick(engine.steps.step(cache, token, counter), generator)
         if reason in ("end", "length"):
             rest = stops.push(text.flush()) + stops.flush()
             if rest:

@@ -23,6 +23,7 @@ from kvquilt.identity import namespace
 from kvquilt.ledger import Ledger
 from kvquilt.measured import Measured
 from kvquilt.model.language_model import LanguageModel
+from kvquilt.model.steps import Steps
 from kvquilt.opening import open_parts
 from kvquilt.placement import place_runs
 from kvquilt.policy import needs_verdict, written_method
@@ -67,6 +68,7 @@ class Engine:
         writers: Mapping[str, Usable] = MappingProxyType({}),
     ) -> None:
         self.model, self.store = model, store
+        self.steps = Steps(model)
         self.settings = settings or Settings.resolve()[0]
         if conversations < 0:
             raise InputError("conversations", "must be at least 0", conversations)
