@@ -56,17 +56,6 @@ def test_a_difference_is_paired() -> None:
     assert draws.difference(other, one).value == pytest.approx(-1.0)
 
 
-def test_a_ratio_is_paired_and_none_where_the_other_may_be_nothing() -> None:
-    draws = Bootstrap("abcdef")
-    values = [1.0, 5.0, 2.0, 9.0, 3.0, 4.0]
-    ratio = draws.ratio(mean_of([2 * v for v in values]), mean_of(values))
-    assert ratio is not None
-    assert (ratio.value, ratio.low, ratio.high) == (pytest.approx(2), pytest.approx(2), pytest.approx(2))
-    # all five of the others are drawn without the one that has something: (5/6)^6 of draws = 33 %
-    assert draws.ratio(mean_of(values), mean_of([0, 0, 0, 0, 0, 1])) is None
-    assert draws.ratio(mean_of(values), mean_of([-v for v in values])) is None
-
-
 def test_micro_f1_sums_what_was_drawn() -> None:
     counts = [Counts(2, 0, 0), Counts(1, 4, 1), Counts(0, 3, 2)]
     found = Bootstrap(["a", "a", "b"]).level(micro_f1_of(counts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 from pathlib import Path
 
@@ -30,12 +31,6 @@ def test_arms_take_turns_and_warm_ups_do_not_count(monkeypatch: pytest.MonkeyPat
     found = take_turns({"a": lambda: arm("a", 1.0), "b": lambda: arm("b", 3.0)})
     assert "".join(order) == "abba" * 4
     assert found == {"a": Timing((1.0,) * 5, (2.0,) * 5), "b": Timing((3.0,) * 5, (6.0,) * 5)}
-
-
-def test_medians_and_quartiles() -> None:
-    found = Timing((5.0, 1.0, 2.0, 3.0, 100.0), (1.0, 1.0, 9.0, 2.0, 2.0))
-    assert (found.median, found.processor_median) == (3.0, 2.0)
-    assert found.quartiles == (2.0, 5.0)
 
 
 @pytest.mark.parametrize("wrong", [{"warmups": 2}, {"repeats": 4}, {"arms": {}}])
@@ -82,4 +77,4 @@ def test_requests_until_compiling_has_paid() -> None:
 def test_the_clock_is_real() -> None:
     found = take_turns({"a": lambda: time.sleep(0.01)})["a"]
     assert min(found.wall) >= 0.01
-    assert found.processor_median < found.median, "sleeping takes no processor"
+    assert statistics.median(found.processor) < found.median, "sleeping takes no processor"

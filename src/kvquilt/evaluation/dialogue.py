@@ -137,15 +137,6 @@ class DialogueTask:
         asked = in_turns([[(each, question) for question in each[0].questions] for each in opened])
         return [self._item(*each, question, seed) for each, question in asked[:count]]
 
-    def evidence(self, split: str) -> dict[str, tuple[str, ...]]:
-        """Item -> ids of all documents that its answer rests on, whether an item has them or not."""
-        found = {}
-        for dialogue in self.dialogues.split(split):
-            documents = dialogue.documents(self.unit)
-            for question in dialogue.questions:
-                found[question.id] = tuple(d.id for d, turns in documents if not turns.isdisjoint(question.evidence))
-        return found
-
     def _opened(self, dialogue: Dialogue) -> tuple[Dialogue, list[tuple[Document, frozenset[Place]]], Retriever | None]:
         documents = dialogue.documents(self.unit)
         return dialogue, documents, self.retriever([d for d, _ in documents]) if self.form == "retrieved" else None

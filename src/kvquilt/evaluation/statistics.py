@@ -1,4 +1,4 @@
-"""Paired bootstrap over groups: what an interval around a score, a difference or a ratio is.
+"""Paired bootstrap over groups: what an interval around a score or a difference is.
 
 Items of one group (an article, a dialogue, a person) are not independent, so whole groups are drawn with replacement.
 All arms see the same draws, which is what makes a difference of two arms a paired one. The intervals are percentiles;
@@ -122,17 +122,6 @@ class Bootstrap:
         value, drawn = self._values(arm)
         less, drawn_less = self._values(other)
         return _interval(value - less, drawn - drawn_less)
-
-    def ratio(self, arm: Statistic, other: Statistic) -> Interval | None:
-        """``arm / other`` over the same draws; raises as `level`.
-
-        ``None`` where the interval of `other` reaches 0: a ratio to what may be nothing says nothing.
-        """
-        if self.level(other).low <= 0:
-            return None
-        value, drawn = self._values(arm)
-        of, drawn_of = self._values(other)
-        return _interval(value / of, _over(drawn, drawn_of))
 
     def _values(self, arm: Statistic) -> tuple[float, Floats]:
         """The score itself and of every draw."""

@@ -45,17 +45,8 @@ class Timing:
 
     @property
     def median(self) -> float:
+        """By the clock."""
         return statistics.median(self.wall)
-
-    @property
-    def processor_median(self) -> float:
-        return statistics.median(self.processor)
-
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        """The first and the third, of the clock."""
-        low, _, high = statistics.quantiles(self.wall, n=4, method="inclusive")
-        return low, high
 
 
 def take_turns(
