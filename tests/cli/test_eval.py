@@ -12,6 +12,7 @@ import pytest
 from kvquilt.errors import InputError
 from kvquilt.evaluation.sounding import Sounder
 from tests.cli.conftest import Run
+from tests.evaluation.test_squad import article
 
 METHODS = "none;epic:k=2,writer=isolated;fewer-documents:1"
 ARMS = ["full", "no-context", "none", "epic:k=2,writer=isolated", "fewer-documents:1", "full-again"]
@@ -172,3 +173,18 @@ def test_items_that_nothing_can_answer_and_splits_that_are_empty_are_refused(
     long = evaluate(run, task, tmp_path / "b")
     assert (long.code, "new_tokens: no accepted answer of any item fits (got 3)" in long.err) == (2, True)
     assert not (tmp_path / "b" / "run.json").exists()
+
+
+@pytest.mark.usefixtures("model")
+def test_what_a_file_holds_and_no_item_has_is_told(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    articles = [article("Avia", 2, 1), article("Bora", 2, 1)]
+    articles[1]["paragraphs"][0]["qas"][0]["answers"] = []
+    path = tmp_path / "squad.json"
+    path.write_text(json.dumps({"data": articles}), encoding="utf-8")
+    monkeypatch.setattr(Sounder, "lines", interrupted)
+    stopped = run("eval", "--task", f"squad:{path}", "--methods", "none", "--out", tmp_path / "run")
+    assert "left out, unanswerable: 1" in stopped.err
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["about"]["skipped"] == {"unanswerable": 1}

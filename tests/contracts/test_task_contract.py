@@ -79,6 +79,7 @@ def test_a_task_says_what_it_is(make: Callable[[str, str], Task], name: str, opt
     assert isinstance(task.metric, Metric)
     assert task.answer_limit >= 1
     assert set(task.splits) >= {"tuning", "evaluation"}
+    assert all(reason and count >= 0 for reason, count in task.skipped.items())
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(task, dataclasses.fields(task)[0].name, 3)
 

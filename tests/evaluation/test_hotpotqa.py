@@ -196,6 +196,7 @@ def test_one_file_evaluates_and_another_tunes(tmp_path: Path) -> None:
     path = write(tmp_path / "dev.json", SAMPLES)
     task = HotpotQATask(path, write(tmp_path / "train.json", [SAMPLES[0], other]), documents=3)
     assert [item.id for item in task.items("tuning")] == ["four"], "the other shares paragraphs with evaluation"
+    assert task.skipped == {"tuning samples that share a paragraph with evaluation": 1}
     assert task.items("evaluation") == HotpotQA.read(path).items(documents=3)
     assert task.items("evaluation", 2, seed=1) == HotpotQA.read(path).items(2, 3, 1)
     alone = HotpotQATask(path, with_title=False, paragraph=20)

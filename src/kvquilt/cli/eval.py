@@ -20,6 +20,7 @@ from kvquilt.cli.common import (
     WriterFlag,
     arms_and_writers,
     settings_of,
+    warn,
 )
 from kvquilt.cli.work import check_helper, check_writers, open_engine
 from kvquilt.errors import InputError
@@ -87,6 +88,9 @@ def evaluate(
     _check_arms(config, settings, writers)
     with open_engine(settings, writers, asked.system) as engine:
         asked = find_task(task, length=_length(engine))
+        for reason, count in asked.skipped.items():
+            if count:
+                warn(f"left out, {reason}: {count}")
         run = Run(
             engine, asked.items(split, limit, seed=seed), config, out, settings.tenant,
             _about(engine, task, asked, split, limit, seed, writers),
@@ -139,6 +143,7 @@ def _about(
         "seed": seed,
         "score": task.metric.grader,
         "system": task.system,
+        "skipped": {reason: count for reason, count in task.skipped.items() if count},
         "model": portable(model.name),
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -54,6 +55,7 @@ class ApiDocsTask:
     answer_limit: ClassVar[int] = 32
     splits: ClassVar[tuple[str, ...]] = SPLITS
     extractive: ClassVar[bool] = True
+    skipped: ClassVar[Mapping[str, int]] = {}
 
     def __post_init__(self) -> None:
         check_name("source", self.source, ("stdlib", "invented"))

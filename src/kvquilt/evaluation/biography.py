@@ -6,7 +6,7 @@ The published form (SemPIC, KV Packet) with names, values and wording of our own
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Literal
@@ -76,6 +76,7 @@ class BiographyTask:
     answer_limit: ClassVar[int] = 32
     splits: ClassVar[tuple[str, ...]] = ("train", "tuning", "evaluation")
     extractive: ClassVar[bool] = True
+    skipped: ClassVar[Mapping[str, int]] = {}
 
     def __post_init__(self) -> None:
         check_count("people", self.people, _FEWEST, len(GIVEN) * len(FAMILY))

@@ -26,6 +26,7 @@ class HotpotQATask:
         paragraph: the most that a paragraph may measure (see `HotpotQA.items`); 0 is no bound.
         sha256: what the digest of `path` must be.
         length: measures a paragraph; characters by default.
+        skipped: samples left out of tuning, by the reason.
 
     Raises:
         InputError: a file that cannot be read or has another form, a setting out of its range.
@@ -40,6 +41,7 @@ class HotpotQATask:
     sha256: str = ""
     length: Callable[[str], int] = len
     data: Divided[HotpotQA] = field(init=False, repr=False, compare=False)
+    skipped: dict[str, int] = field(init=False, repr=False, compare=False)
 
     name: ClassVar[str] = "hotpotqa"
     system: ClassVar[str] = HotpotQA.SYSTEM
@@ -58,6 +60,8 @@ class HotpotQATask:
         tuned = replace(read, samples=samples.tuning).apart_from(evaluation)
         some = Divided(*((task,) if task.samples else () for task in (tuned, evaluation)))
         object.__setattr__(self, "data", some)
+        apart = len(samples.tuning) - len(tuned.samples)
+        object.__setattr__(self, "skipped", {"tuning samples that share a paragraph with evaluation": apart})
 
     def items(self, split: str, count: int | None = None, *, seed: int = 0) -> list[Item]:
         check_asked(count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,6 +53,7 @@ class JsonlTask:
     name: ClassVar[str] = "jsonl"
     splits: ClassVar[tuple[str, ...]] = SPLITS
     extractive: ClassVar[bool] = False
+    skipped: ClassVar[Mapping[str, int]] = {}
 
     def __post_init__(self) -> None:
         check_count("answer_limit", self.answer_limit, 1)

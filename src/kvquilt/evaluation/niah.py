@@ -7,7 +7,7 @@ numbers compare within one.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar, Literal
@@ -88,6 +88,7 @@ class NeedleTask:
     answer_limit: ClassVar[int] = 128
     splits: ClassVar[tuple[str, ...]] = SPLITS
     extractive: ClassVar[bool] = True
+    skipped: ClassVar[Mapping[str, int]] = {}
 
     def __post_init__(self) -> None:
         check_name("kind", self.kind, KINDS)

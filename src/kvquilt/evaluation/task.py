@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from kvquilt.evaluation.grading import Metric
@@ -18,6 +19,7 @@ class Task(Protocol):
         answer_limit: tokens that an answer may have.
         splits: ``tuning`` and ``evaluation``, some also ``train``. No two share a document, a question or a group.
         extractive: whether the answer's own words stand in the gold documents.
+        skipped: of what a file holds, what no item has, and how much of it, by the reason.
     """
 
     @property
@@ -37,6 +39,9 @@ class Task(Protocol):
 
     @property
     def extractive(self) -> bool: ...
+
+    @property
+    def skipped(self) -> Mapping[str, int]: ...
 
     def items(self, split: str, count: int | None = None, *, seed: int = 0) -> list[Item]:
         """The first `count` items of a split; a smaller count is a head of a larger.
