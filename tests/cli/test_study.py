@@ -80,3 +80,67 @@ def test_attention_of_a_users_own_questions(run: Run, tmp_path: Path) -> None:
     other = run(*asked[:-3], "none", "--out", out)
     assert other.code == 2
     assert "differs in methods" in other.err
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> str:
+    """Four questions over three documents each: two tune, two evaluate."""
+    names = ("with", "while", "assert", "if", "pass", "break", "global", "del", "for", "try", "class", "return")
+    rows = [
+        {
+            "documents": [{"id": name, "text": topics[name].strip()[:60]} for name in names[3 * n : 3 * n + 3]],
+            "question": f"What is {names[3 * n]}?",
+            "answers": ["It"],
+            "gold": [n % 3],
+        }
+        for n in range(4)
+    ]
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return f"jsonl:{path}"
+
+
+@pytest.mark.usefixtures("model")
+def test_a_repair_budget_part_by_part_in_one_folder(
+    run: Run, tmp_path: Path, questions: str, model_folder: Path
+) -> None:
+    out = tmp_path / "study"
+    asked = ("study", "repair-budget", "--task", questions, "--out", out, "--budget", "40%", "--limit", 2)
+    asked += ("--tuning-limit", 2, "--seeds", 1, "--new-tokens", 3)
+    first = run(*asked, "--part", "budget", "--arms", "fewer-documents:1")
+    assert first.code == 0, first.err
+    assert "2 of 2 settings: budget/jsonl/evaluation" in first.err
+    assert "Token selector chosen on 2 items" in first.out
+    assert "fewer-documents:1" in first.out
+    told = run(*asked, "--part", "retrieval", "--dense", model_folder, "--json").json
+    assert told["budget"][0]["of"] == "jsonl:own.jsonl"
+    assert set(told["retrieval"][0]["hit@1"]) == {"attention mass", "attention density", "BM25", "dense"}
+    assert json.loads((out / "repair-budget.json").read_text()) == told
+    assert "## Retrieval" in (out / "repair-budget.md").read_text()
+    assert (out / "budget.png").read_bytes().startswith(b"\x89PNG")
+    page = run("report", out / "budget" / "jsonl" / "evaluation")
+    assert page.code == 0, page.err
+    other = run(*asked, "--part", "retrieval")
+    assert other.code == 2
+    assert "it differs in dense" in other.err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--part", "structur"), "structure"),
+        (("--task", "biografy"), "did you mean 'biography'"),
+        (("--arms", "nine"), "did you mean 'none'"),
+        (("--arms", "sempic"), "give its folder, --writer PATH"),
+        (("--budget", "much"), "5%"),
+        (("--distractors", "one"), "must be numbers"),
+        (("--company", "I9"), "I0, I1, I2, I3"),
+    ],
+)
+def test_a_wrong_study_is_found_before_a_model_is_loaded(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.setenv("KVQUILT_MODEL", "no-model-of-this-name")
+    done = run("study", "repair-budget", "--out", tmp_path / "study", *options)
+    assert done.code == 2
+    assert says in done.err

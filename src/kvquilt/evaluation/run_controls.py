@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from kvquilt.endpoints import check_endpoints
+from kvquilt.endpoints import Check, check_endpoints
 from kvquilt.errors import UnsupportedModelError
 from kvquilt.evaluation.arms import FULL, Arm
 from kvquilt.evaluation.item import Item
@@ -32,8 +32,13 @@ def tried(engine: Engine, item: Item, arms: Sequence[Arm]) -> dict[str, list[dic
         raise UnsupportedModelError(f"{engine.model.name}: endpoint checks failed: {', '.join(wrong)}")
     runs = engine.prompt(item.question, documents).runs(engine.model.tokenizer)
     ranking = ranked_documents(item.question, [run.document for run in runs if run.document is not None])
-    found = {FULL: checks}
-    found |= {arm.name: check_method(engine, arm.method, runs, ranking) for arm in arms if arm.method.reuses}
+    found, known = {FULL: checks}, dict[tuple[Any, ...], list[Check]]()
+    for method, name in ((arm.method, arm.name) for arm in arms if arm.method.reuses):
+        # neither control asks the selector or the correction, so these decide what it finds
+        same = method.order, method.moved, method.needs_ranking, method.writer
+        if same not in known:
+            known[same] = check_method(engine, method, runs, ranking)
+        found[name] = known[same]
     return {name: [asdict(check) for check in each] for name, each in found.items()}
 
 
