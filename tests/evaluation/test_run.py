@@ -278,6 +278,10 @@ def test_items_of_another_run_are_not_taken_for_its_own(whole: tuple[Path, Finis
     (tmp_path / "items.jsonl").write_bytes(b"".join((whole[0] / "items.jsonl").read_bytes().splitlines(True)[1:]))
     with pytest.raises(IntegrityError, match="not the items of this run"):
         run(tmp_path).go()
+    (tmp_path / "run.json").unlink()
+    (tmp_path / "lines.jsonl").write_bytes((whole[0] / "lines.jsonl").read_bytes())
+    with pytest.raises(IntegrityError, match=r"run\.json is missing"):
+        run(tmp_path).go()
     (tmp_path / "run.json").write_bytes(b"{}")
     with pytest.raises(IntegrityError, match="not the description of a run"):
         run(tmp_path).go()

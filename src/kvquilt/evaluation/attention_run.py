@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvquilt.context import check_prompt_fits
 from kvquilt.errors import InputError, IntegrityError
 from kvquilt.evaluation.arms import AGAIN, FULL, Arm, find_arm
 from kvquilt.evaluation.attention_look import Look, answer_ids, looking
 from kvquilt.evaluation.attention_measures import Compared, compare
 from kvquilt.evaluation.item import Item
 from kvquilt.evaluation.preparing import Preparation
-from kvquilt.evaluation.run_config import differences
 from kvquilt.evaluation.run_controls import failed, tried
 from kvquilt.evaluation.run_folder import EvaluationFolder, Line
-from kvquilt.evaluation.run_identity import described, texts
+from kvquilt.evaluation.run_identity import begun, check_items, identity_of, prompt_ids, rankings
 from kvquilt.identity import digest_fields, encode_ids
 from kvquilt.placement import Placement, place_runs
 from kvquilt.repair.presets import METHODS, Method, find_method
@@ -84,16 +81,7 @@ class AttentionRun:
         run = self._identity()
         files = EvaluationFolder(self.folder)
         with files.held():
-            stored = files.read_run()
-            if stored is None:
-                controls = tried(self.engine, self.items[0], arms)
-                about = {"run": run, "about": dict(self.about), "controls": controls}
-                files.write(about, described(self.items), texts(self.items))
-            else:
-                if differing := differences(run, stored["run"]):
-                    rule = f"holds another run: it differs in {', '.join(differing)}; choose another folder"
-                    raise InputError("folder", rule, str(self.folder))
-                controls = stored["controls"]
+            controls = begun(files, run, self.about, self.items, lambda: tried(self.engine, self.items[0], arms))
             refused = failed(controls)
             files.drop_half_line()
             self._go_on(files, [arm for arm in arms if arm.name not in refused], progress)
@@ -102,12 +90,10 @@ class AttentionRun:
         self, files: EvaluationFolder, arms: Sequence[Arm], progress: Callable[[int, int], object] | None
     ) -> None:
         plan = [(item.id, arm.name) for item in self.items for arm in arms]
-        there = [(line.get("item"), line.get("method")) for line in attention_lines(files)]
+        there = [(line.get("item"), line.get("method")) for line in files.each_line()]
         if there != plan[: len(there)]:
             raise IntegrityError(f"{files.lines}: not the lines of this run in its order")
-        kept = files.read_items()
-        if [each.get("item") for each in kept] != [item.id for item in self.items]:
-            raise IntegrityError(f"{files.items}: not the items of this run")
+        ranked = rankings(files, self.items)
         done = len(there)
         preparation = Preparation(self.engine, self.tenant, [arm.method for arm in arms])
         if done < len(plan):
@@ -117,7 +103,7 @@ class AttentionRun:
             if not missing:
                 continue
             preparation.of(item.documents)
-            with closing(self._lines(item, missing, kept[n]["ranking"])) as made:  # whatever ends it, caches go back
+            with closing(self._lines(item, missing, ranked[n])) as made:  # whatever ends it, caches go back
                 for line in made:
                     files.add(line)
                     done += 1
@@ -152,57 +138,22 @@ class AttentionRun:
             return compare(full, look)
 
     def _identity(self) -> dict[str, Any]:
-        if not self.items:
-            raise InputError("items", "at least one is needed")
-        if len({item.id for item in self.items}) < len(self.items):
-            raise InputError("items", "no id may occur twice")
-        model, helper = self.engine.model, self.engine.reader.helper
+        check_items(self.items)
+        digests = [("item", self._digest(item)) for item in self.items]
         return {
             "kind": "attention",
             "methods": list(dict.fromkeys(self.methods)),
-            "items": digest_fields(
-                "kvquilt 2026-11 attention items v1", [("item", self._digest(item)) for item in self.items]
-            ),
-            "model": model.fingerprint.digest,
-            "threads": model.threads,
-            "writer": self.engine.writer.digest,
-            "trained writers": sorted(self.engine.reader.identities),
-            "helper": None if helper is None else helper.fingerprint.digest,
+            "items": digest_fields("kvquilt 2026-11 attention items v1", digests),
+            **identity_of(self.engine),
         }
 
     def _digest(self, item: Item) -> str:
-        runs = self.engine.prompt(item.question, item.documents).runs(self.engine.model.tokenizer)
         answer = answer_ids(self.engine, item)
-        try:
-            check_prompt_fits(self.engine.model.capability, runs, len(answer))
-        except InputError as error:
-            raise type(error)(f"items ({item.id}): {error.field}", error.rule, error.got) from None
-        ids = encode_ids([i for run in runs for i in run.ids])
+        ids = prompt_ids(self.engine, item, len(answer))
         named: list[tuple[str, bytes | str | None]] = [("id", item.id), ("group", item.group), ("prompt", ids)]
         named += [("answer", encode_ids(answer))]
         named += [("document", f"{document.score} {document.id}") for document in item.documents]
         return digest_fields("kvquilt 2026-11 attention item v1", named)
-
-
-def attention_lines(files: EvaluationFolder) -> Iterator[Line]:
-    """Whole lines one by one: all of them together may be large.
-
-    Raises:
-        IntegrityError: one is damaged.
-    """
-    if not files.lines.exists():
-        return
-    with files.lines.open("rb") as lines:
-        for number, raw in enumerate(lines, start=1):
-            if not raw.endswith(b"\n"):
-                return
-            try:
-                line = json.loads(raw)
-            except ValueError as error:
-                raise IntegrityError(f"{files.lines}: line {number} is damaged") from error
-            if not isinstance(line, dict):
-                raise IntegrityError(f"{files.lines}: line {number} is damaged")
-            yield line
 
 
 def as_json(compared: Compared) -> dict[str, Any]:

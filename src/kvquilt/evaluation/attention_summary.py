@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvquilt.errors import InputError
 from kvquilt.evaluation.attention_measures import BINS, FIRST, REGIONS
-from kvquilt.evaluation.attention_run import NONE, attention_lines
+from kvquilt.evaluation.attention_run import NONE
 from kvquilt.evaluation.run_controls import failed
 from kvquilt.evaluation.run_folder import EvaluationFolder, Line
 
@@ -111,7 +111,7 @@ def summarise_attention(folder: Path) -> AttentionSummary:
     if stored is None or stored["run"].get("kind") != "attention":
         raise InputError("folder", "holds no study of attention", str(folder))
     gathered: dict[str, _Gathered] = {}
-    for line in attention_lines(files):
+    for line in files.each_line():
         gathered.setdefault(line["method"], _Gathered()).add(line)
     if not any(arm.items for arm in gathered.values()):
         raise InputError("folder", "holds no line yet", str(folder))

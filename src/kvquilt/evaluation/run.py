@@ -13,10 +13,10 @@ from kvquilt.errors import InputError, IntegrityError
 from kvquilt.evaluation.arms import Arm, find_arms, measured, partners
 from kvquilt.evaluation.item import Item
 from kvquilt.evaluation.preparing import Preparation
-from kvquilt.evaluation.run_config import RunConfig, differences
+from kvquilt.evaluation.run_config import RunConfig
 from kvquilt.evaluation.run_controls import failed, tried
 from kvquilt.evaluation.run_folder import EvaluationFolder, Line
-from kvquilt.evaluation.run_identity import described, identity, texts
+from kvquilt.evaluation.run_identity import begun, identity, rankings
 from kvquilt.evaluation.sounding import Sounder
 
 if TYPE_CHECKING:
@@ -96,17 +96,8 @@ class Run:
         others = partners(self.items) if any(arm.deranged for arm in arms) else {}
         files = EvaluationFolder(self.folder)
         with files.held():
-            stored = files.read_run()
-            if stored is None:
-                controls = tried(self.engine, self.items[0], arms)
-                about = {"run": run, "about": dict(self.about), "controls": controls}
-                files.write(about, described(self.items), texts(self.items))
-                stored = files.read_run()
-                assert stored is not None  # just written
-            elif differing := differences(run, stored["run"]):
-                rule = f"holds another run: it differs in {', '.join(differing)}; choose another folder"
-                raise InputError("folder", rule, str(self.folder))
-            refused = failed(stored["controls"])
+            controls = begun(files, run, self.about, self.items, lambda: tried(self.engine, self.items[0], arms))
+            refused = failed(controls)
             files.drop_half_line()
             lines = files.read_lines()
             self._go_on(files, measured(arms, refused), lines, others, progress)
@@ -123,9 +114,7 @@ class Run:
         plan = [(item.id, arm.name) for item in self.items for arm in arms]
         if [(line.get("item"), line.get("method")) for line in lines] != plan[: len(lines)]:
             raise IntegrityError(f"{files.lines}: not the lines of this run in its order")
-        kept = files.read_items()
-        if [each.get("item") for each in kept] != [item.id for item in self.items]:
-            raise IntegrityError(f"{files.items}: not the items of this run")
+        ranked = rankings(files, self.items)
         first = len(lines) // len(arms)  # an item's arms answer together: part of them begins anew
         del lines[first * len(arms) :]
         files.keep(len(lines))
@@ -134,12 +123,12 @@ class Run:
         clock = _Clock(len(lines), len(plan), progress)
         if first < len(self.items):
             preparation.ahead([document for item in self.items for document in item.documents])
-        for item, about in zip(self.items[first:], kept[first:], strict=True):
+        for item, ranking in zip(self.items[first:], ranked[first:], strict=True):
             other = others.get(item.id)
             if other is not None:
                 preparation.of(other.documents)
             compiled = preparation.of(item.documents)
-            made = sounder.lines(arms, item, about["ranking"], other, partial(clock.tick, item.id, len(lines)))
+            made = sounder.lines(arms, item, ranking, other, partial(clock.tick, item.id, len(lines)))
             for arm, line in zip(arms, made, strict=True):
                 if arm.method.reuses:
                     line["seconds"]["compile"] = compiled[arm.method.writer]

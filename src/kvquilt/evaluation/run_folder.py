@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,11 +101,16 @@ class EvaluationFolder:
         Raises:
             IntegrityError: another one is damaged.
         """
-        try:
-            *whole, _ = self.lines.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            return []
-        return [_line(self.lines, number, each) for number, each in enumerate(whole, start=1)]
+        return list(self.each_line())
+
+    def each_line(self) -> Iterator[Line]:
+        """The same one by one: all of them together may be large."""
+        if not self.lines.exists():
+            return
+        with self.lines.open("rb") as lines:
+            for number, raw in enumerate(lines, start=1):
+                if raw.endswith(b"\n"):
+                    yield _line(self.lines, number, raw)
 
     def drop_half_line(self) -> None:
         """Cut off what stands behind the last whole line, so that the next one begins a line."""

@@ -1,15 +1,16 @@
-"""What a run is a run of, and what its folder says of its items."""
+"""What a run is a run of: what its lines depend on, and how its folder begins or is recognised."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvquilt.context import check_prompt_fits
-from kvquilt.errors import InputError
+from kvquilt.errors import InputError, IntegrityError
 from kvquilt.evaluation.item import Item
-from kvquilt.evaluation.run_config import RunConfig
+from kvquilt.evaluation.run_config import RunConfig, differences
+from kvquilt.evaluation.run_folder import EvaluationFolder
 from kvquilt.evaluation.sounding import gold_ids
 from kvquilt.identity import digest_fields, encode_ids
 from kvquilt.retrieval import ranked_documents
@@ -28,23 +29,91 @@ def identity(engine: Engine, items: Sequence[Item], config: RunConfig) -> dict[s
         InputError: no items, two of one id, or answers that are all longer than one may be.
         ContextLengthError: an item's prompt and answer do not fit; names it.
     """
-    if not items:
-        raise InputError("items", "at least one is needed")
-    if len({item.id for item in items}) < len(items):
-        raise InputError("items", "no id may occur twice")
+    check_items(items)
     _check_answers_fit(engine, items, config.new_tokens)
-    model, helper = engine.model, engine.reader.helper
+    digests = [("item", _digest(engine, item, config.new_tokens)) for item in items]
     return {
         "config": config.as_dict(),
-        "items": digest_fields(
-            "kvquilt 2026-11 items v1", [("item", _digest(engine, item, config.new_tokens)) for item in items]
-        ),
+        "items": digest_fields("kvquilt 2026-11 items v1", digests),
+        **identity_of(engine),
+    }
+
+
+def identity_of(engine: Engine) -> dict[str, Any]:
+    """What lines depend on beside items and settings."""
+    model, helper = engine.model, engine.reader.helper
+    return {
         "model": model.fingerprint.digest,
         "threads": model.threads,
         "writer": engine.writer.digest,
         "trained writers": sorted(engine.reader.identities),
         "helper": None if helper is None else helper.fingerprint.digest,
     }
+
+
+def check_items(items: Sequence[Item]) -> None:
+    """Raises `InputError`: no items, or two of one id."""
+    if not items:
+        raise InputError("items", "at least one is needed")
+    if len({item.id for item in items}) < len(items):
+        raise InputError("items", "no id may occur twice")
+
+
+def prompt_ids(engine: Engine, item: Item, room: int) -> bytes:
+    """The ids of an item's whole prompt, for its digest.
+
+    Raises:
+        ContextLengthError: they and `room` tokens more do not fit; names the item.
+    """
+    runs = engine.prompt(item.question, item.documents).runs(engine.model.tokenizer)
+    try:
+        check_prompt_fits(engine.model.capability, runs, room)
+    except InputError as error:
+        raise type(error)(f"items ({item.id}): {error.field}", error.rule, error.got) from None
+    return encode_ids([i for run in runs for i in run.ids])
+
+
+def begun(
+    files: EvaluationFolder,
+    run: Mapping[str, Any],
+    about: Mapping[str, Any],
+    items: Sequence[Item],
+    controls: Callable[[], Mapping[str, Any]] = dict,
+) -> dict[str, Any]:
+    """The controls of the run in a folder, which somebody holds; without a run there, this one begins.
+
+    Args:
+        run: everything that its lines depend on, as JSON gives it back.
+        about: what a reader should know; of a run that is there it stays as it was.
+        controls: measured where the run begins, and kept.
+
+    Raises:
+        InputError: another run is there; names what differs.
+        IntegrityError: the folder is damaged, or has lines and does not say of what.
+        StoreUnavailableError: it cannot be written.
+    """
+    stored = files.read_run()
+    if stored is None:
+        if files.lines.exists():
+            raise IntegrityError(f"{files.run} is missing")
+        stored = {"run": run, "about": dict(about), "controls": controls()}
+        files.write(stored, described(items), texts(items))
+    elif differing := differences(run, stored["run"]):
+        rule = f"holds another run: it differs in {', '.join(differing)}; choose another folder"
+        raise InputError("folder", rule, str(files.path))
+    return dict(stored["controls"])
+
+
+def rankings(files: EvaluationFolder, items: Sequence[Item]) -> list[list[int]]:
+    """The ranking of every item's documents that all arms see, as it was when the run began.
+
+    Raises:
+        IntegrityError: the folder is damaged, or has other items.
+    """
+    kept = files.read_items()
+    if [each.get("item") for each in kept] != [item.id for item in items]:
+        raise IntegrityError(f"{files.items}: not the items of this run")
+    return [each["ranking"] for each in kept]
 
 
 def described(items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -77,13 +146,9 @@ def texts(items: Sequence[Item]) -> list[dict[str, Any]]:
 
 
 def _digest(engine: Engine, item: Item, new_tokens: int) -> str:
-    runs = engine.prompt(item.question, item.documents).runs(engine.model.tokenizer)
-    try:
-        check_prompt_fits(engine.model.capability, runs, max(new_tokens, len(gold_ids(engine, item))))
-    except InputError as error:
-        raise type(error)(f"items ({item.id}): {error.field}", error.rule, error.got) from None
+    prompt = prompt_ids(engine, item, max(new_tokens, len(gold_ids(engine, item))))
     named: list[tuple[str, bytes | str | None]] = [("id", item.id), ("group", item.group), ("gold", str(item.gold))]
-    named += [("prompt", encode_ids([i for run in runs for i in run.ids]))]
+    named += [("prompt", prompt)]
     named += [("answer", answer) for answer in item.answers]
     named += [("document", f"{document.score} {document.id}") for document in item.documents]
     return digest_fields("kvquilt 2026-11 item v1", named)
