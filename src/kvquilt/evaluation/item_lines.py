@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvquilt.errors import InputError, IntegrityError
+from kvquilt.errors import IntegrityError
 from kvquilt.evaluation.item import Item
-from kvquilt.evaluation.run_config import differences
 from kvquilt.evaluation.run_folder import EvaluationFolder, Line
-from kvquilt.evaluation.run_identity import described, texts
+from kvquilt.evaluation.run_identity import begun
 
 
 def each_item(
@@ -37,12 +36,7 @@ def each_item(
     """
     files = EvaluationFolder(folder)
     with files.held():
-        stored = files.read_run()
-        if stored is None:
-            files.write({"run": run, "about": dict(about), "controls": {}}, described(items), texts(items))
-        elif differing := differences(run, stored["run"]):
-            rule = f"holds another run: it differs in {', '.join(differing)}; choose another folder"
-            raise InputError("folder", rule, str(folder))
+        begun(files, run, about, items)
         files.drop_half_line()
         lines = files.read_lines()
         if [line.get("item") for line in lines] != [item.id for item in items[: len(lines)]]:
