@@ -114,6 +114,8 @@ def test_a_repair_budget_part_by_part_in_one_folder(
     assert "fewer-documents:1" in first.out
     told = run(*asked, "--part", "retrieval", "--dense", model_folder, "--json").json
     assert told["budget"][0]["of"] == "jsonl:own.jsonl"
+    assert {"model", "command", "commit", "machine", "dtype"} <= told["about"].keys()
+    assert str(tmp_path) not in json.dumps(told["about"])
     assert set(told["retrieval"][0]["hit@1"]) == {"attention mass", "attention density", "BM25", "dense"}
     assert json.loads((out / "repair-budget.json").read_text()) == told
     assert "## Retrieval" in (out / "repair-budget.md").read_text()

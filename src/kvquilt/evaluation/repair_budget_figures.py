@@ -48,7 +48,7 @@ def figures(folder: Path) -> dict[str, Any]:
     ``structure`` (and its cells taken together, ``margins``), ``attribution``, ``budget``, ``context``, ``retrieval``:
     lists, empty where a part was not measured;
     ``unfinished``: settings that are begun and not done, of which nothing is said; ``refused``: arms by setting that
-    failed a control, and why.
+    failed a control, and why; ``about``: model, command, versions and machine of the first setting.
 
     Raises:
         InputError: no study is there.
@@ -69,7 +69,7 @@ def figures(folder: Path) -> dict[str, Any]:
         "retrieval": [{"of": each.study["of"], **hit_rates(each.lines)} for each in by_part["retrieval"]],
         "unfinished": unfinished,
         "refused": {each.name: dict(each.refused) for each in found if each.refused},
-        "model": next((each.about.get("model") for each in found), None),
+        "about": next((_common(each) for each in found), {}),
     }
 
 
@@ -89,6 +89,12 @@ def _read(folder: Path) -> tuple[list[_Folder], list[str]]:
     if not found and not unfinished:
         raise InputError("folder", "holds no study of the repair budget", str(folder))
     return found, unfinished
+
+
+def _common(each: _Folder) -> dict[str, Any]:
+    return {
+        name: value for name, value in each.about.items() if name not in ("task", "split", "score", "system", "study")
+    }
 
 
 def arm_row(arm: ArmSummary) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def study_tables(found: Mapping[str, Any]) -> list[Table]:
 
 def markdown(found: Mapping[str, Any]) -> str:
     """All tables, and what is not among them."""
-    parts = ["# Repair budget", f"Model: {plain(str(found['model']))}."]
+    parts = ["# Repair budget", f"Model: {plain(str(found['about'].get('model')))}."]
     for table in study_tables(found):
         rows = [table.head, tuple("---" for _ in table.head), *table.rows]
         lines = ["| " + " | ".join(c if row is rows[1] else plain(c) for c in row) + " |" for row in rows]
