@@ -264,3 +264,14 @@ def test_work_says_which_sort_of_figure_its_times_are() -> None:
     )  # fmt: skip
     assert notes[0].startswith("First token: measured, 5 repeats on a prompt of median length")
     assert "the question alone on a ready cache: 0.125 [0.125, 0.125]" in notes[1]
+
+
+def test_nothing_is_said_of_the_work_of_rows_that_were_computed_beside_it() -> None:
+    found = told(like("none", "insert:target", [1] * 6, kl=0.1))
+    arm = of(found, "insert:target")
+    assert arm.work is None
+    assert arm.fidelity is not None
+    assert found.first_token(arm) is None
+    by_title = {table.title: [row[0] for row in table.rows] for table in tables(found, "contains_em")}
+    assert "insert:target" in by_title["How far from full prefill"]
+    assert "insert:target" not in by_title["Work"]

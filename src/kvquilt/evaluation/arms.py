@@ -68,6 +68,11 @@ class Arm:
         """Whether it is what the run is about, and no control."""
         return self.method.reuses and self.leading is Leading.RETRIEVED and not self.deranged
 
+    @property
+    def has_a_cost(self) -> bool:
+        """Whether its ledger and its time say what it takes: what is inserted is computed beside both."""
+        return not isinstance(self.method.correction, Inserted)
+
     def ranking(self, item: Item, ranking: Sequence[int], other: Item | None) -> Sequence[int]:
         """What the arm's method takes for the retriever's, of the documents in its prompt; empty if it asks none."""
         rest = [i for i in ranking if i not in item.gold]

@@ -1,3 +1,5 @@
+"""Rows as they should be, in place of what is stored: what a perfect cache of some documents would give."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ class Inserted:
     """Full prefill's own keys and values in the slots of the documents that the placement ranks, all layers.
 
     What no cache could hold: they are computed for this prompt, beside it, and nothing of that is charged or counted,
-    so time to the first token means nothing here. The ledger goes on to call these documents reused.
+    so the arm's work and time mean nothing (`Arm.has_a_cost`). The ledger goes on to call these documents reused.
     """
 
     @property

@@ -88,7 +88,7 @@ class _Timer:
 
     def prompt(self, name: str, lines: Mapping[str, Line]) -> TimedPrompt:
         item, other, engine = self.items[name], self.others.get(name), self.run.engine
-        arms = [arm for arm in self.arms if lines[arm.name]["refused"] is None]
+        arms = [arm for arm in self.arms if lines[arm.name]["refused"] is None and arm.has_a_cost]
         if other is not None:
             self.preparation.of(other.documents)
         self.preparation.of(item.documents)

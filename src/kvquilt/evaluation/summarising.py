@@ -93,7 +93,7 @@ class _Made:
             refused=refused,
             fidelity=None if name == FULL else self._fidelity(name, lines, full),
             scored=None if lines[0]["score"] is None else self._scored(lines, full),
-            work=replace(_work(lines, full), timed=_timed(name, self.timing)),
+            work=replace(_work(lines, full), timed=_timed(name, self.timing)) if find_arm(name).has_a_cost else None,
         )
 
     def _fidelity(self, name: str, lines: Sequence[Line], full: Sequence[Line]) -> Fidelity:

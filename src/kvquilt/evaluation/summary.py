@@ -137,6 +137,7 @@ class ArmSummary:
     Attributes:
         fidelity: None for full prefill, or where it could run on none.
         scored: None for an arm that gives no answers, or where it could run on none.
+        work: None where it could run on none, and for an arm that has no cost (`Arm.has_a_cost`).
     """
 
     method: str
