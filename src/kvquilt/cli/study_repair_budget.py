@@ -53,14 +53,14 @@ def repair_budget(
     ] = "structure,attribution,budget,context,retrieval",
     model: ModelFlag = None,
     budget: Annotated[str, typer.Option(metavar="BUDGET", help="What every repair may spend.")] = "5%",
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Items of each task.")] = 16,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Items of each task.")] = 12,
     tuning_limit: Annotated[
         int, typer.Option(min=1, metavar="N", help="Items of its tuning split, by which a token selector is chosen.")
-    ] = 12,
-    cell_limit: Annotated[int, typer.Option(min=1, metavar="N", help="Items of each cell of structure.")] = 6,
+    ] = 8,
+    cell_limit: Annotated[int, typer.Option(min=1, metavar="N", help="Items of each cell of structure.")] = 4,
     questions: Annotated[
-        str, typer.Option(metavar="A,B", help="Of structure: about people, functions or both.")
-    ] = "biography,api_docs",
+        str, typer.Option(metavar="A,B", help="Of structure: biography, api_docs (an invented library) or both.")
+    ] = "biography",
     company: Annotated[
         str, typer.Option(metavar="A,B", help="Of structure: alone, other kind, same kind, near-duplicates.")
     ] = "I0,I1,I2,I3",

@@ -50,14 +50,14 @@ class RepairBudget:
 
     tasks: tuple[str, ...] = ("biography", "api_docs:source=invented")
     parts: tuple[str, ...] = PARTS
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[str, ...] = KINDS[:1]
     structures: tuple[Structure, ...] = STRUCTURES
     distractors: tuple[int, ...] = (1, 3, 7)
     places: tuple[Place, ...] = PLACES
     budget: str = "5%"
-    cell_items: int = 6
-    items: int = 16
-    tuning_items: int = 12
+    cell_items: int = 4
+    items: int = 12
+    tuning_items: int = 8
     seeds: int = 3
     more: tuple[str, ...] = ()
     seed: int = 0
