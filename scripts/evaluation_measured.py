@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from methods_measured import table
+from methods_measured import RESULTS, table
 
-from kvquilt.evaluation.arms import AGAIN, FEWER, FULL, WITHOUT, find_arm
+from kvquilt.evaluation.arms import FEWER, FULL, WITHOUT, find_arm
 from kvquilt.evaluation.damage import LEAST_BASE
 from kvquilt.evaluation.statistics import Interval
-from kvquilt.evaluation.summary import Summary
-from kvquilt.evaluation.tables import interval, verdict
+from kvquilt.evaluation.table import interval, named, nats, nats_around
+from kvquilt.evaluation.tables import verdict
 
-RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 Row = dict[str, Any]
 
 _ABOUT = (
     "Runs of `kvquilt eval` ([guide](evaluation.md)). KL: nats per token of full prefill's own answer, the mean and "
     "where 95 % of it lies when groups of items are drawn anew, as for every interval; recovered: of what `none` lost. "
-    "First token: in full prefill's time, the median of single readings. Charged: what was computed again, choosing "
-    "included, as a share of what reuse saves. Where full prefill is not clearly better than no documents, scores say "
+    "First token: in full prefill's own time, median and quartiles of warmed-up rounds in which the arms took turns; "
+    "the median of single readings carries no claim. Charged: what was computed again, choosing included, as a "
+    "share of what reuse saves. Where full prefill is not clearly better than no documents, scores say "
     "nothing about reuse, and none is shown."
 )
 _README = (
@@ -52,6 +52,11 @@ class _Run:
     def scores(self) -> bool:
         """Whether they say anything about reuse."""
         return self.helped is not None and self.helped.low > 0
+
+    @property
+    def measured(self) -> bool:
+        """Whether times to the first token were, and are no single readings."""
+        return self.summary["prefix_hit"] is not None
 
     @property
     def arms(self) -> dict[str, Row]:
@@ -89,19 +94,17 @@ def _runs(folder: Path) -> list[_Run]:
 
 def _told(run: _Run) -> list[str]:
     about, arms = run.about, run.summary["arms"]
-    said = verdict(
-        Summary(items=run.summary["items"], groups=run.summary["groups"], documents_help=run.helped, arms=())
-    )
+    said = verdict(run.helped)
     head = ["arm", "n", "KL to full", "KL recovered"]
     head += [str(about["score"]), "damage"] if run.scores else []
     rows = [
         [_arm(arm["method"]), _count(arm), _kl(arm), _share(arm["fidelity"], "kl_recovery")]
         + ([_score(arm), _damage(arm)] if run.scores else [])
-        + [_first(arm), _share(arm["work"], "charged")]
+        + [_first(run, arm), _share(arm["work"], "charged")]
         for arm in arms
     ]
     lines = [f"{about['model']}: {said[0].lower()}{said[1:]}", "", _origin(run), ""]
-    lines += table([*head, "first token", "charged"], rows)
+    lines += table([*head, "first token" if run.measured else "first token, single readings", "charged"], rows)
     bases = {arm["scored"]["damage"]["base"] for arm in arms if (arm["scored"] or {}).get("damage")}
     if run.scores and bases:
         few = "" if min(bases) >= LEAST_BASE else f" Fewer than {LEAST_BASE} carry no claim."
@@ -126,23 +129,15 @@ def _chosen(name: str) -> bool:
 
 
 def _arm(name: str) -> str:
-    return f"`{name}`" + (" (noise floor)" if name == AGAIN else "")
+    return f"`{name}`{named(name).removeprefix(name)}"
 
 
 def _count(arm: Row) -> str:
     return f"{arm['items']} ({arm['refused']} refused)" if arm["refused"] else str(arm["items"])
 
 
-def _nats(value: float) -> str:
-    """Three digits, and below that the order: the noise floor is to be seen."""
-    return f"{value:.3f}" if abs(value) >= 0.0005 or not value else f"{value:.0e}"
-
-
 def _kl(arm: Row) -> str:
-    if arm["fidelity"] is None:
-        return "-"
-    kl = arm["fidelity"]["kl"]
-    return f"{_nats(kl['value'])} [{_nats(kl['low'])}, {_nats(kl['high'])}]"
+    return "-" if arm["fidelity"] is None else nats_around(Interval(**arm["fidelity"]["kl"]))
 
 
 def _score(arm: Row) -> str:
@@ -161,13 +156,19 @@ def _share(of: Row | None, name: str) -> str:
     return "-" if of is None or of[name] is None else f"{of[name]:.1%}"
 
 
-def _first(arm: Row) -> str:
-    return "-" if arm["work"] is None else f"{arm['work']['first_token']:.2f}"
+def _first(run: _Run, arm: Row) -> str:
+    """One sort of figure for all arms of a run, as its own tables have it."""
+    if arm["work"] is None or (run.measured and arm["work"]["timed"] is None):
+        return "-"
+    if not run.measured:
+        return f"{arm['work']['first_token']:.2f}"
+    timed = arm["work"]["timed"]
+    return f"{timed['ratio']:.3f} [{timed['low']:.3f}, {timed['high']:.3f}]"
 
 
 def _brief(run: _Run, arm: Row | None) -> str:
     if arm is None:
         return "-"
     score = f"{arm['scored']['score']['value']:.3f}" if run.scores and arm["scored"] is not None else ""
-    distance = "" if arm["fidelity"] is None else f"KL {_nats(arm['fidelity']['kl']['value'])}"
+    distance = "" if arm["fidelity"] is None else f"KL {nats(arm['fidelity']['kl']['value'])}"
     return ", ".join(filter(None, (score, distance))) or "-"

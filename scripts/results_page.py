@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from evaluation_measured import evaluation_sections
+from methods_measured import RESULTS, ROOT, table
 from studies_measured import study_sections
 from training_measured import training_sections
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "results.svg"
 _BARS = (
     ("full / reuse_memory", {4096: 32, 1024: 11}, ">="),
@@ -34,7 +32,7 @@ def results_page(note: str) -> str:
     runs = {n: _load(f"ttft-{n}.json") for n in _LENGTHS}
     lines = [note, "", "# Measured results", "", _origin(runs[4096]), "", "## Time to the first token", ""]
     lines += ["Milliseconds, medians. `prefix hit` is the floor: the question alone on a ready cache.", ""]
-    lines += _table(
+    lines += table(
         ["context", "full", "prefix hit", "reuse, memory", "reuse, disk", "retrieved-document"],
         [
             [f"{n} tokens, {r['plan']['documents']} documents"]
@@ -59,7 +57,7 @@ def results_page(note: str) -> str:
             value = runs[n]["ratios"][name]
             rows.append([name, f"{n}", f"{value:.2f}", f"{sense} {bar}", _met(value, bar, sense)])
     rows += _store_rows()
-    lines += _table(["ratio", "context tokens", "measured", "bar", "met"], rows)
+    lines += table(["ratio", "context tokens", "measured", "bar", "met"], rows)
     lines += ["", "## What reuse does to answers", "", *_quality()]
     lines += evaluation_sections() + training_sections() + study_sections()
     return "\n".join([*lines, ""])
@@ -113,7 +111,7 @@ def _quality() -> list[str]:
             f"BM25 finds the right one for {data['bm25_hit']:.0%})",
             "",
         ]
-        lines += _table(
+        lines += table(
             ["arm", "micro-F1", "mean KL", "p95 KL", "top-1", "first token"],
             [
                 [arm, f"{v['micro_f1']:.2f}"]
@@ -123,10 +121,6 @@ def _quality() -> list[str]:
             ],
         )
     return lines
-
-
-def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
 
 
 def draw() -> None:

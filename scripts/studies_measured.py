@@ -7,9 +7,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from methods_measured import table
+from methods_measured import RESULTS, table
 
-RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 Found = dict[str, Any]
 
 

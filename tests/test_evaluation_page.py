@@ -20,6 +20,7 @@ ABOUT = {
     "task": "made-up", "split": "evaluation", "seed": 0, "score": "contains_em", "model": "tiny", "dtype": "float32",
     "command": "kvquilt eval --made-up", "commit": "0f", "torch": "2", "machine": "none", "threads": 2,
 }  # fmt: skip
+SINGLE = "first token, single readings"
 
 
 def script(name: str) -> ModuleType:
@@ -96,7 +97,7 @@ def test_where_documents_help_scores_stand_behind_fidelity(tmp_path: Path) -> No
     assert "3 items, split `evaluation`, seed 0, float32, 2 threads" in lines[at + 4]
     assert "`kvquilt eval --made-up` [All figures](../benchmarks/results/eval/made-tiny.md)." in lines[at + 4]
     head, _, *found = cells(lines)
-    assert head == ["arm", "n", "KL to full", "KL recovered", "contains_em", "damage", "first token", "charged"]
+    assert head == ["arm", "n", "KL to full", "KL recovered", "contains_em", "damage", SINGLE, "charged"]
     assert found[0][:6] == ["`full`", "3", "-", "-", "1.000 [1.000, 1.000]", "0.0% [0.0%, 0.0%]"]
     assert found[3] == [
         "`epic:k=2`", "3", "0.500 [0.500, 0.500]", "0.0%", "0.667 [0.000, 1.000]", "33.3% [0.0%, 100.0%]",
@@ -117,12 +118,25 @@ def test_where_they_do_not_no_score_is_shown(tmp_path: Path, low: float | None, 
     lines = evaluation.evaluation_sections(tmp_path)
     assert said in lines[lines.index("### `made-up`") + 2]
     head, _, *found = cells(lines)
-    assert head == ["arm", "n", "KL to full", "KL recovered", "first token", "charged"]
+    assert head == ["arm", "n", "KL to full", "KL recovered", SINGLE, "charged"]
     assert found[0] == ["`full`", "3", "-", "-", "1.00", "0.0%"]
     assert found[3] == ["`epic:k=2`", "3 (1 refused)", "0.500 [0.500, 0.500]", "0.0%", "0.25", "5.0%"]
     assert lines[-1] == "\nNot measured: `epic:k=9`: it is not full prefill with everything computed."
     _, _, *brief = cells(evaluation.readme_table(tmp_path))
     assert brief == [["`full`", "-"], *([f"`{arm}`", "KL 0.500"] for arm in ARMS[1:5])]
+
+
+def test_times_are_measured_ones_for_all_arms_of_a_run_or_for_none(tmp_path: Path) -> None:
+    run = kept(tmp_path, "made-tiny", low=0.0)
+    timed = {"ratio": 0.4, "low": 0.25, "high": 0.5}
+    run["prefix_hit"] = timed
+    for n, arm in enumerate(run["arms"]):
+        arm["work"]["timed"] = timed if n < 3 else None
+    run["arms"][-1]["work"] = None
+    (tmp_path / "eval" / "made-tiny.json").write_text(json.dumps([run]))
+    head, _, *found = cells(evaluation.evaluation_sections(tmp_path))
+    assert head[4] == "first token"
+    assert [row[4] for row in found] == ["0.400 [0.250, 0.500]"] * 3 + ["-"] * (len(found) - 3)
 
 
 def test_models_of_a_task_stand_together_and_tasks_across_in_the_readme(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from kvquilt.evaluation.run import Finished
@@ -54,8 +52,8 @@ def test_a_floor_below_three_digits_is_still_a_number() -> None:
 
 
 def test_what_a_task_is_worth_is_said_first(summary: Summary) -> None:
-    assert "do not clearly help" in verdict(summary)
-    assert verdict(dataclasses.replace(summary, documents_help=Interval(0.5, 0.25, 0.75))) == (
+    assert "do not clearly help" in verdict(summary.documents_help)
+    assert verdict(Interval(0.5, 0.25, 0.75)) == (
         "The documents help: full prefill scores 0.500 [0.250, 0.750] above no context."
     )
-    assert "was not measured" in verdict(dataclasses.replace(summary, documents_help=None))
+    assert "was not measured" in verdict(None)

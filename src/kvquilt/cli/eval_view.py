@@ -67,7 +67,7 @@ def _show(run: Run, summary: Summary) -> None:
     from kvquilt.evaluation.tables import tables, verdict
 
     groups = "" if summary.groups == summary.items else f" in {summary.groups} groups"
-    typer.echo(f"{summary.items} items{groups}. {verdict(summary)}")
+    typer.echo(f"{summary.items} items{groups}. {verdict(summary.documents_help)}")
     for table in tables(summary, run.config.metric.grader):
         typer.echo(f"\n{table.title}")
         echo_table(table.head, table.rows)

@@ -35,9 +35,8 @@ def tables(summary: Summary, score: str) -> tuple[Table, ...]:
     )
 
 
-def verdict(summary: Summary) -> str:
-    """Whether the task says anything about reuse on this model: a sentence."""
-    helped = summary.documents_help
+def verdict(helped: Interval | None) -> str:
+    """Whether the task says anything about reuse on this model, by `Summary.documents_help`: a sentence."""
     if helped is None:
         return "Whether the documents help was not measured: one of both references gave no answers."
     if helped.low > 0:

@@ -24,7 +24,7 @@ def overview(runs: Sequence[Told]) -> Table:
 def remarks(run: Told) -> list[str]:
     """What a reader must know of a run before its figures, a sentence each."""
     first, of = run.found_first
-    said = [verdict(run.summary)]
+    said = [verdict(run.summary.documents_help)]
     if of:
         said.append(f"The retriever's best document is one that the answer rests on for {first} of {of} items.")
     return said + sentences(run.summary)
