@@ -208,6 +208,13 @@ def test_hits_of_two_requests_by_hand() -> None:
     assert told["bytes_read"] == 96 * 131072
 
 
+def test_without_a_system_text_the_stamp_still_stands_before_the_documents() -> None:
+    trace = dataclasses.replace(one_trace([[0, 1], [0, 1]], [0, 1]), system_lengths=np.array([0]))
+    found = simulate(trace, "segments:lru", 1000, SIZE)
+    assert found.hits.tolist() == [0, 80]
+    assert found.saved[1] == pytest.approx(SIZE.flops(16, 96))
+
+
 def test_rates_are_ordered_as_they_must_be() -> None:
     trace = draw(dataclasses.replace(SMALL, requests=800))
     capacity = int(trace.lengths.sum() * 0.3)
@@ -219,7 +226,7 @@ def test_rates_are_ordered_as_they_must_be() -> None:
     assert roomy["prefix"] == rates["prefix:unbounded"]
 
 
-def test_sizes_of_known_models_and_of_a_folder(tmp_path: Path) -> None:
+def test_sizes_of_known_models_and_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"llama-3.1-8b": 131072, "mistral-7b": 131072, "qwen3-8b": 147456, "qwen3-4b": 147456}
     assert {name: SIZES[name].bytes_per_token for name in known} == known
     config = {
@@ -232,6 +239,8 @@ def test_sizes_of_known_models_and_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     size = find_size(str(tmp_path))
     assert size.bytes_per_token == 2 * 3 * 2 * 16 * 2
+    monkeypatch.chdir(tmp_path)
+    assert find_size(".").name == tmp_path.name
     # layers x (q, k, v, o + three matrices) x 2, and attention of one row to itself
     assert size.flops(0, 1) == 2 * 3 * (64 * 16 * (4 + 2 + 2 + 4) + 3 * 64 * 96) + 4 * 3 * 4 * 16
     assert size.flops(0, 9) == pytest.approx(size.flops(0, 4) + size.flops(4, 9))

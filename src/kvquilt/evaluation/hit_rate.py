@@ -128,7 +128,8 @@ def _segments(trace: Trace, cache: SegmentCache, size: ModelSize) -> _Found:
         wanted = [(d, lengths[d], work[d]) for d in documents]
         if systems[system]:
             wanted.insert(0, (first + system, systems[system], work[first + system]))
-        at, hit, own, spared = 0, 0, 0, 0.0
+        # the stamp stands before the documents, behind a system text if there is one
+        at, hit, own, spared = 0 if systems[system] else stamped, 0, 0, 0.0
         for (key, tokens, _), there in zip(wanted, cache.request(wanted), strict=True):
             if there:
                 hit += tokens

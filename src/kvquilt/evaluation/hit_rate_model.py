@@ -70,7 +70,7 @@ def find_size(written: str) -> ModelSize:
         config = config.get("text_config", config)
         heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
         return ModelSize(
-            path.parent.name,
+            path.resolve().parent.name,
             int(config["num_hidden_layers"]),
             width,
             heads,
