@@ -43,6 +43,7 @@ def test_every_score_is_a_share(grader: str, form: str) -> None:
         ({"grader": "contains"}, "did you mean 'contains_em'"),
         ({"grader": "recall", "form": "bear"}, "did you mean 'bare'"),
         ({"grader": "recall", "right": 2}, "right: must be a number from 0 to 1"),
+        ({"grader": "recall", "right": 0}, "right: must be above 0"),
     ],
 )
 def test_names_are_checked(wrong: dict[str, Any], rule: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from kvquilt.errors import InputError
 from kvquilt.evaluation.checks import check_name, check_share
 from kvquilt.evaluation.metrics import (
     bare,
@@ -45,7 +46,7 @@ class Metric:
         right: the least score that counts as a right answer.
 
     Raises:
-        InputError: no such grader or form, a threshold outside 0 to 1.
+        InputError: no such grader or form; a threshold of 0, which every answer reaches, or outside 0 to 1.
     """
 
     grader: str
@@ -56,6 +57,8 @@ class Metric:
         check_name("grader", self.grader, GRADERS)
         check_name("form", self.form, FORMS)
         check_share("right", self.right)
+        if not self.right:
+            raise InputError("right", "must be above 0: else every answer is right", self.right)
 
     def score(self, prediction: str, answers: Sequence[str]) -> float:
         """From 0 to 1."""
