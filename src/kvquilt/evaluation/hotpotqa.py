@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from kvquilt.document import Document
 from kvquilt.errors import InputError
+from kvquilt.evaluation.checks import check_count
 from kvquilt.evaluation.item import Item
 from kvquilt.evaluation.rows import check_rows, read_rows, text_of
 from kvquilt.training.exercise import Exercise
@@ -115,8 +116,8 @@ class HotpotQA:
             InputError: a count or limit below 1, fewer documents than a sample has gold ones.
         """
         for name, value in (("count", count), ("documents", documents), ("limit", limit)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InputError(name, "must be an integer of at least 1, or None", value)
+            if value is not None:
+                check_count(name, value, 1)
         return [self._item(sample, documents, seed, limit, length) for sample in self.samples[:count]]
 
     def exercises(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +129,14 @@ class EvaluationFolder:
     def add(self, line: Mapping[str, Any]) -> None:
         """One line more, on disk when this returns."""
         add_line(self.lines, line)
+
+
+def by_item(lines: Iterable[Line]) -> dict[str, dict[str, Line]]:
+    """Item -> arm -> line, in the lines' order."""
+    found: dict[str, dict[str, Line]] = {}
+    for line in lines:
+        found.setdefault(line["item"], {})[line["method"]] = line
+    return found
 
 
 def _line(path: Path, number: int, raw: bytes) -> Line:

@@ -18,7 +18,7 @@ from kvquilt.evaluation.checks import check_count
 from kvquilt.evaluation.item import Item
 from kvquilt.evaluation.preparing import Preparation
 from kvquilt.evaluation.run import Finished, Run
-from kvquilt.evaluation.run_folder import EvaluationFolder, Line
+from kvquilt.evaluation.run_folder import EvaluationFolder, Line, by_item
 from kvquilt.evaluation.timed_prompt import TimedPrompt, read_timing, write_timing
 from kvquilt.evaluation.timing import REPEATS, WARMUPS, ArmPrompt, first_tokens
 from kvquilt.ledger import Ledger
@@ -47,9 +47,7 @@ def time_run(
     """
     check_count("prompts", prompts, 0)
     arms = measured(find_arms(run.config.methods), finished.refused)
-    lines: dict[str, dict[str, Line]] = {}
-    for line in finished.lines:
-        lines.setdefault(line["item"], {})[line["method"]] = line
+    lines = by_item(finished.lines)
     if any(len(lines.get(item.id, {})) < len(arms) for item in run.items):
         raise InputError("finished", "must be a run that is finished, all arms on all items")
     files = EvaluationFolder(run.folder)

@@ -11,6 +11,7 @@ from html import escape
 
 from kvquilt.evaluation.report.told import Told
 from kvquilt.evaluation.run_folder import Line
+from kvquilt.ledger import Spending
 
 _SAID = {True: ("right", "✓"), False: ("wrong", "✗"), None: ("silent", "·")}
 
@@ -86,16 +87,11 @@ def _answer(n: int, line: Line) -> str:
     else:
         rows = line["fidelity"].get("self", {}).get("kl", [])
         spent = line["ledger"]["spending"]
-        charged = (
-            "" if spent is None else (spent["probe"] + spent["repair"]) / max(1, spent["tokens"] * spent["layers"])
-        )
+        charged = "" if spent is None else f"{Spending(**spent).charged_share:.1%}"
         answer = "<i>not asked</i>" if line["answer"] is None else f'<bdi class="said">{shown(line["answer"])}</bdi>'
         score = "" if line["score"] is None else f"{line['score']:.2f}"
         kl = f"{sum(rows) / len(rows):.3f}" if rows else ""
-        cells = (
-            f'<td class="{said}">{sign} {said}</td><td>{score}</td><td>{answer}</td><td>{kl}</td>'
-            f"<td>{charged if charged == '' else f'{charged:.1%}'}</td>"
-        )
+        cells = f'<td class="{said}">{sign} {said}</td><td>{score}</td><td>{answer}</td><td>{kl}</td><td>{charged}</td>'
     return f'<tr><td>{n + 1}</td><th scope="row">{shown(line["method"])}</th>{cells}</tr>'
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from kvquilt.errors import InputError
 from kvquilt.evaluation.arms import find_arms, measured
 from kvquilt.evaluation.run import Finished, read_finished
-from kvquilt.evaluation.run_folder import EvaluationFolder, Line
+from kvquilt.evaluation.run_folder import EvaluationFolder, Line, by_item
 from kvquilt.evaluation.summarising import summarise
 from kvquilt.evaluation.summary import Summary
 from kvquilt.evaluation.timed_prompt import TimedPrompt, read_timing
@@ -77,9 +77,7 @@ def read_told(folder: Path) -> Told:
     stored = files.read_run() or {}  # it was there a moment ago
     config = stored["run"]["config"]
     arms = tuple(arm.name for arm in measured(find_arms(config["methods"]), found.refused))
-    lines: dict[str, dict[str, Line]] = {}
-    for line in found.lines:
-        lines.setdefault(line["item"], {})[line["method"]] = line
+    lines = by_item(found.lines)
     items = files.read_items()
     whole = tuple(item for item in items if len(lines.get(item["item"], {})) == len(arms))
     if not whole:
