@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from io import BytesIO
-
-from kvquilt.errors import InputError
+from kvquilt.picture import new_figure, png_of
 from kvquilt.repair.written import without_budget
 from kvquilt.tuning_report import Trial, TuneReport
 
@@ -15,14 +13,9 @@ def plot(report: TuneReport) -> bytes:
     Raises:
         InputError: matplotlib, the extra ``plot``, is not installed.
     """
-    try:
-        from matplotlib import colormaps
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("out", "a picture needs matplotlib: pip install 'kvquilt[plot]'") from None
-    figure = Figure(figsize=(9, 5.5), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)  # no window system is asked for
+    figure = new_figure(9, 5.5, "out")
+    from matplotlib import colormaps
+
     axes = figure.add_subplot()
     axes.set_prop_cycle(color=colormaps["tab20"].colors)  # type: ignore[attr-defined]  # a list of colours has them
     lines: dict[str, list[Trial]] = {}
@@ -41,6 +34,4 @@ def plot(report: TuneReport) -> bytes:
     axes.set_title(f"{report.model}: quality against budget")
     axes.grid(alpha=0.3)
     figure.legend(fontsize=7, loc="outside right upper")
-    out = BytesIO()
-    figure.savefig(out, format="png")
-    return out.getvalue()
+    return png_of(figure)

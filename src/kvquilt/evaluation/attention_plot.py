@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from io import BytesIO
 from typing import Any
 
 import numpy as np
 
-from kvquilt.errors import InputError
 from kvquilt.evaluation.arms import FULL
 from kvquilt.evaluation.attention_measures import BINS, FIRST
 from kvquilt.evaluation.attention_summary import ArmAttention, AttentionSummary
+from kvquilt.picture import new_figure, png_of
 
 _COLUMNS = 4
 
@@ -33,28 +32,11 @@ def pictures(summary: AttentionSummary) -> dict[str, bytes]:
     return drawn | {"curves.png": _curves(summary.arms)}
 
 
-def _figure(width: float, height: float) -> Any:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("out", "a picture needs matplotlib: pip install 'kvquilt[plot]'") from None
-    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)  # no window system is asked for
-    return figure
-
-
-def _png(figure: Any) -> bytes:
-    out = BytesIO()
-    figure.savefig(out, format="png")
-    return out.getvalue()
-
-
 def _heat_maps(arms: Sequence[ArmAttention], of: Callable[[ArmAttention], Any], across: str, title: str) -> bytes:
     """One for each arm, all on one scale."""
     columns = min(_COLUMNS, len(arms))
     lines = -(-len(arms) // columns)
-    figure = _figure(3.2 * columns + 1.2, 2.8 * lines + 0.6)
+    figure = new_figure(3.2 * columns + 1.2, 2.8 * lines + 0.6, "out")
     axes = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
     tables = [np.asarray(of(arm)) for arm in arms]
     finite = np.concatenate([table[np.isfinite(table)] for table in tables])
@@ -71,11 +53,11 @@ def _heat_maps(arms: Sequence[ArmAttention], of: Callable[[ArmAttention], Any], 
         axis.set_ylabel("layer", fontsize=8)
     figure.colorbar(image, ax=list(axes))
     figure.suptitle(f"{title}, against full prefill")
-    return _png(figure)
+    return png_of(figure)
 
 
 def _curves(arms: Sequence[ArmAttention]) -> bytes:
-    figure = _figure(11, 5)
+    figure = new_figure(11, 5, "out")
     left, right = figure.subplots(1, 2)
     at = [100 * (n + 0.5) / BINS for n in range(BINS)]
     for n, arm in enumerate(arms):
@@ -93,4 +75,4 @@ def _curves(arms: Sequence[ArmAttention]) -> bytes:
     for axis in (left, right):
         axis.grid(alpha=0.3)
     figure.legend(*right.get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=6)
-    return _png(figure)
+    return png_of(figure)

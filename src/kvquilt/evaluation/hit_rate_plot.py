@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import BytesIO
 from typing import Any
 
-from kvquilt.errors import InputError
 from kvquilt.evaluation.hit_rate_study import SWEPT
+from kvquilt.picture import new_figure, png_of
 
 _MOST = 6  # panels
 
@@ -19,19 +18,13 @@ def plot(result: dict[str, Any]) -> bytes:
     Raises:
         InputError: matplotlib, the extra ``plot``, is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("plot", "a picture needs matplotlib: pip install 'kvquilt[plot]'") from None
     rows: Sequence[dict[str, Any]] = result["rows"]
     beside = [name for name in SWEPT if name != "exponent"]
     panels: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         panels.setdefault(tuple(row[name] for name in beside), []).append(row)
     shown = list(panels.values())[:_MOST]
-    figure = Figure(figsize=(4.2 * (len(shown) + 1), 4.6), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)  # no window system is asked for
+    figure = new_figure(4.2 * (len(shown) + 1), 4.6, "plot")
     axes = figure.subplots(1, len(shown) + 1, sharey=True, squeeze=False)[0]
     names = [arm["arm"] for arm in rows[0]["arms"]]
     for axis, cell in zip(axes, shown, strict=False):
@@ -58,9 +51,7 @@ def plot(result: dict[str, Any]) -> bytes:
         axis.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=4)
     figure.suptitle(f"Hit rates, cache of {result['of']['name']}")
-    out = BytesIO()
-    figure.savefig(out, format="png")
-    return out.getvalue()
+    return png_of(figure)
 
 
 def _style(arm: str) -> str:

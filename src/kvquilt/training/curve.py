@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from typing import Any
 
 from kvquilt.errors import InputError
+from kvquilt.picture import new_figure, png_of
 
 _WINDOW = 10  # steps that the smooth line is a mean of
 
@@ -17,16 +17,10 @@ def curve(lines: Sequence[Mapping[str, Any]], title: str) -> bytes:
     Raises:
         InputError: matplotlib, the extra ``plot``, is not installed; there is no step yet.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("curve", "a picture needs matplotlib: pip install 'kvquilt[plot]'") from None
     steps = [line for line in lines if line["step"] > 0 and line["tokens"]]
     if not steps:
         raise InputError("curve", "no step is logged yet")
-    figure = Figure(figsize=(8, 4.5), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)  # no window system is asked for
+    figure = new_figure(8, 4.5, "curve")
     axes = figure.add_subplot()
     at = [line["step"] for line in steps]
     losses = [line["kl"] for line in steps]
@@ -44,6 +38,4 @@ def curve(lines: Sequence[Mapping[str, Any]], title: str) -> bytes:
     axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    out = BytesIO()
-    figure.savefig(out, format="png")
-    return out.getvalue()
+    return png_of(figure)
