@@ -11,6 +11,7 @@ from typing import Any
 from kvquilt.errors import InputError
 from kvquilt.evaluation.arms import FULL, WITHOUT
 from kvquilt.evaluation.damage import LEAST_BASE
+from kvquilt.evaluation.interference import PLACES
 from kvquilt.evaluation.repair_budget_arms import CONTEXT_CLAIMS, NONE, chosen_of, moved, rivals
 from kvquilt.evaluation.repair_budget_settings import ARMS, DISTANCES, PARTS
 from kvquilt.evaluation.run import Finished, read_finished
@@ -59,7 +60,7 @@ def figures(folder: Path) -> dict[str, Any]:
     budget, context = _budget(by_part["budget"]), _context(by_part["context"])
     for part in (budget, context):
         _adjust([claim for row in part for claim in row["claims"]])
-    cells = [_cell(each) for each in by_part["structure"]]
+    cells = sorted((_cell(each) for each in by_part["structure"]), key=_in_order)
     return {
         "structure": cells,
         "margins": list(_margins(cells)),
@@ -134,6 +135,10 @@ def _cell(each: _Folder) -> dict[str, Any]:
     return {**_head(each, summary), **cell, "arms": list(arms.values())}
 
 
+def _in_order(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    return cell["of"], cell["structure"], cell["distractors"], PLACES.index(cell["place"])
+
+
 def _margins(cells: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Pure reuse over all cells of a structure, and within each over those of one place or one number of distractors.
 
@@ -143,7 +148,7 @@ def _margins(cells: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for cell in cells:
             none = next((arm for arm in cell["arms"] if arm["arm"] == NONE and "kl" in arm), None)
-            if none is not None:
+            if none is not None and (cell["distractors"] or key == "structure"):
                 groups.setdefault((cell["of"], cell["structure"], cell[key]), []).append(none)
         for (of, structure, value), rows in groups.items():
             base = sum(row.get("base", 0) for row in rows)

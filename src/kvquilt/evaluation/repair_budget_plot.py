@@ -60,7 +60,8 @@ def _structure(cells: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str,
         axes[2 * n].set_title(f"{kind}: KL of pure reuse", fontsize=9)
         axes[2 * n + 1].set_title(f"{kind}: damage, %", fontsize=9)
     if kinds:
-        figure.legend(*axes[0].get_legend_handles_labels(), fontsize=7, loc="outside lower center", ncols=6)
+        named = [axis.get_legend_handles_labels() for axis in axes[: 2 * len(kinds) : 2]]
+        figure.legend(*max(named, key=lambda each: len(each[1])), fontsize=7, loc="outside lower center", ncols=6)
     if curves:
         axis = axes[-1]
         for each in curves:
@@ -92,7 +93,9 @@ def _lines(axes: Sequence[Any], cells: Sequence[Mapping[str, Any]]) -> None:
         axes[0].plot([k for k, _, _ in points], [kl for _, kl, _ in points], style, **look)
         known = [(k, 100 * damage) for k, _, damage in points if damage is not None]
         axes[1].plot([k for k, _ in known], [damage for _, damage in known], style, **look)
+    axes[1].set_ylim(-2, 102)
     for axis in axes:
+        axis.set_xticks(sorted({cell["distractors"] for cell in cells}))
         axis.set_xlabel("distractors")
 
 

@@ -207,6 +207,7 @@ def _claims(title: str, claims: Sequence[Mapping[str, Any]]) -> Table:
     notes = (
         "+ questions of D that only the arm gets right, - only the other; exact McNemar test. KL: the arm's less the "
         "other's; signed-rank test. Both p by Holm over the tasks of the study.",
+        "KL is to full prefill in the given order, so of an arm that moves documents it holds the order's part too.",
         _few([c["base"] for c in claims]),
     )
     return Table(title, ("claim", "arm", "against", "D", "pairs", "p", "KL difference", "KL p"), rows, notes)
