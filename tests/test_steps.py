@@ -82,7 +82,7 @@ def test_one_broken_stream_fails_alone() -> None:
     counters = [RowCounter() for _ in caches]
 
     def take(n: int) -> torch.Tensor:
-        with made.stream():
+        with made.stream(caches[n]):
             ready.wait(30)
             return made.step(caches[n], 7, counters[n])
 
@@ -107,7 +107,7 @@ def test_caches_of_different_parts_go_one_after_the_other(monkeypatch: pytest.Mo
     ready = threading.Barrier(3)
 
     def take(n: int) -> torch.Tensor:
-        with made.stream():
+        with made.stream(caches[n]):
             ready.wait(30)
             return made.step(caches[n], 7, RowCounter())
 
@@ -120,11 +120,12 @@ def test_caches_of_different_parts_go_one_after_the_other(monkeypatch: pytest.Mo
 
 def test_a_stream_that_pauses_holds_nobody() -> None:
     model = tiny()
-    made, cache = Steps(model), stand(model, 4)
-    with made.stream(), made.stream():  # the other one never asks
+    made, cache, other = Steps(model), stand(model, 4), stand(model, 4)
+    with made.stream(cache), made.stream(other):  # which never asks
         found = at_once([lambda: made.step(cache, 7, RowCounter())])
     assert isinstance(found[0], torch.Tensor)
     model.pool.release(cache)
+    model.pool.release(other)
 
 
 @pytest.mark.usefixtures("patient")
@@ -146,7 +147,7 @@ def test_what_ends_the_thread_that_leads_ends_no_other(
     ready = threading.Barrier(3)
 
     def take(n: int) -> torch.Tensor | None:
-        with made.stream():
+        with made.stream(caches[n]):
             ready.wait(30)
             try:
                 return made.step(caches[n], 7, RowCounter())

@@ -217,7 +217,7 @@ def _decode(
     try:
         token = sampling.pick(logits[-1], generator)
         ledger.seconds["first_token"] = ledger.seconds.get("prompt", 0.0) + time.perf_counter() - began
-        with engine.steps.stream():
+        with engine.steps.stream(cache):
             while not cancelled.is_set():
                 if token in model.stop_ids:
                     reason = "end"

@@ -191,7 +191,7 @@ class Reader:
         try:
             cache = self.model.pool.grow(cache, first + len(new) + room)
             with ledger.stage("read"):
-                logits = self.model.forward(torch.tensor([new]), cache.tail(len(new)), cache, 1, counter)[0]
+                logits = self.model.portions(torch.tensor([new]), cache.tail(len(new)), cache, 1, counter)[0]
         except BaseException:
             self.model.pool.release(cache)
             raise

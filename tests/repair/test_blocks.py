@@ -112,8 +112,7 @@ def test_rows_in_portions_give_the_same(monkeypatch: pytest.MonkeyPatch, family:
     """Many rows run a portion at a time, for memory's sake; what comes out, and what is charged, stays the same."""
     placement = place_runs(runs_of("iABCi", (5, 40, 31, 27, 6)))
     whole, whole_ledger = read(reader_of(family), placement, find_method(method))
-    for name in ("kvquilt.repair.scene.PORTION_ROWS", "kvquilt.repair.operator.PORTION_ROWS"):
-        monkeypatch.setattr(name, 7)
+    monkeypatch.setattr("kvquilt.model.language_model.PORTION_ROWS", 7)
     parts, parts_ledger = read(reader_of(family), placement, find_method(method))
     assert close(parts, whole)
     assert parts_ledger.spending == whole_ledger.spending

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -21,8 +20,10 @@ from kvquilt.model.rows import LayerReached, RowPlan, active
 from kvquilt.model.single_row import SingleRowProducts
 from kvquilt.model.slots import SlotCache, SlotPool
 from kvquilt.model.together import TogetherCache
+from kvquilt.model.turns import SHARED_ROWS, Turns
 from kvquilt.model.walking import walking
 
+PORTION_ROWS = 512  # a CPU is saturated by then, and what a layer computes of more rows can outgrow the whole cache
 _PROBE_SHIFT = 37
 _PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}  # of keys moved once
 # of logits against the stock model's: 0.0 on every healthy CPU model seen, 0.09 with small biases left out
@@ -75,7 +76,7 @@ class LanguageModel:
     layer_weights: int  # that every row passes: all parameters of the decoder layers
     projection_share: float  # of them, in the query, key and value projections
     head_weights: int  # of the output head, passed by rows whose logits are wanted
-    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    turns: Turns = field(default_factory=Turns, repr=False)
 
     @classmethod
     def wrap(cls, hf: PreTrainedModel, tokenizer: Any, name: str, weights: str) -> LanguageModel:
@@ -161,7 +162,15 @@ class LanguageModel:
         by_layer = walking(_layers(self.hf), plan) if plan.walks else nullcontext()
         parts = cache.parts
         on = parts.on(self.hf.base_model)
-        with self._lock, torch.inference_mode(), active(plan), products, on, by_layer, _counting(self.hf, counter):
+        with (
+            self.turns.taken(),
+            torch.inference_mode(),
+            active(plan),
+            products,
+            on,
+            by_layer,
+            _counting(self.hf, counter),
+        ):
             inputs: dict[str, Any] = {
                 "position_ids": positions.expand(ids.shape[0], -1),
                 "cache": cache,
@@ -186,9 +195,31 @@ class LanguageModel:
             raise NumericsError(f"{self.name} produced NaN or infinite logits; try dtype float32")
         return out
 
+    def portions(
+        self, ids: torch.Tensor, plan: RowPlan, cache: SlotCache, logits: int = 1, counter: RowCounter | None = None
+    ) -> torch.Tensor:
+        """`forward`, of many rows a portion at a time.
+
+        That bounds memory, and how long those who stream wait for their next token. Full prefill goes in one where
+        nobody streams, and a plan that somebody watches always does.
+        """
+        if plan.watcher is None and (self.turns.streams or not plan.current.is_prefill):
+            whole, given, total, first = plan, ids, len(plan.rows), 0
+            while total - first > max(most := self.at_once(len(ids)), logits):
+                last = min(first + most, total - logits)
+                self.forward(given[:, first:last], whole.part(first, last), cache, 0, counter)
+                first = last
+            if first:
+                plan, ids = whole.part(first, total), given[:, first:]
+        return self.forward(ids, plan, cache, logits, counter)
+
+    def at_once(self, batch: int = 1) -> int:
+        """Rows of each of `batch` sequences that a portion has."""
+        return max(1, (SHARED_ROWS if self.turns.streams else PORTION_ROWS) // batch)
+
     def alone(self) -> AbstractContextManager[object]:
         """Nobody else runs the model inside the block."""
-        return self._lock
+        return self.turns.taken()
 
     def encode(
         self,
@@ -210,8 +241,9 @@ class LanguageModel:
             if behind is not None:
                 cache.slot_keys[:, :, :, :start] = behind.slot_keys[:, :, :, :start]
                 cache.slot_values[:, :, :, :start] = behind.slot_values[:, :, :, :start]
-            rows = torch.arange(start, start + tokens)
-            self.forward(ids, RowPlan(rows, start + tokens, until=self.capability.layers - 1), cache, 0, counter)
+            plan = RowPlan(torch.arange(start, start + tokens), start + tokens, until=self.capability.layers - 1)
+            compute = self.portions if self.turns.streams else self.forward
+            compute(ids, plan, cache, 0, counter)
         except BaseException:
             self.pool.release(cache)
             raise

@@ -238,8 +238,9 @@ class RowPlan:
             layer, at, hidden = self.entering
             entering = layer, _between(at, first, last), hidden[:, (at >= first) & (at < last)]
         return RowPlan(
-            self.rows[first:last], self.filled, self.offset, self.view, self.visible, active=active, entering=entering
-        )
+            self.rows[first:last], self.filled, self.offset, self.view, self.visible, active=active, entering=entering,
+            until=self.until,
+        )  # fmt: skip
 
     def count_pairs(self, window: int | None) -> None:
         """Add this layer's pairs to `pairs`."""

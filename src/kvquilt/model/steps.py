@@ -44,19 +44,16 @@ class Steps:
     model: LanguageModel
     _changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
     _wishes: list[_Wish] = field(default_factory=list, repr=False)
-    _streams: int = 0
     _led: bool = False
 
     @contextmanager
-    def stream(self) -> Iterator[None]:
-        """One stream more inside the block: steps wait for it, for a moment."""
-        with self._changed:
-            self._streams += 1
+    def stream(self, cache: SlotCache) -> Iterator[None]:
+        """One stream more inside the block, over `cache`: steps wait for it, for a moment."""
         try:
-            yield
+            with self.model.turns.streaming(id(cache)):
+                yield
         finally:
             with self._changed:
-                self._streams -= 1
                 self._changed.notify_all()
 
     def step(self, cache: SlotCache, token: int, counter: RowCounter) -> torch.Tensor:
@@ -66,6 +63,7 @@ class Steps:
             NumericsError: this stream's logits hold NaN; others' are not touched by it.
         """
         wish = _Wish(cache, token, counter)
+        self.model.turns.asked(id(cache))
         with self._changed:
             self._wishes.append(wish)
             self._changed.notify_all()
@@ -98,7 +96,10 @@ class Steps:
         try:
             with self._changed:
                 latest = time.monotonic() + PATIENCE
-                while len(self._wishes) < min(self._streams, AT_ONCE) and (left := latest - time.monotonic()) > 0:
+                while (
+                    len(self._wishes) < min(self.model.turns.streams, AT_ONCE)
+                    and (left := latest - time.monotonic()) > 0
+                ):
                     self._changed.wait(left)
                 first = id(self._wishes[0].cache.parts)
                 chosen = [wish for wish in self._wishes if id(wish.cache.parts) == first][:AT_ONCE]
@@ -115,7 +116,8 @@ class Steps:
     def _take(self, chosen: Sequence[_Wish]) -> None:
         tokens, caches = [[wish.token] for wish in chosen], [wish.cache for wish in chosen]
         try:
-            found = forward_together(self.model, tokens, caches, [wish.counter for wish in chosen])
+            with self.model.turns.urgent():
+                found = forward_together(self.model, tokens, caches, [wish.counter for wish in chosen])
         except NumericsError as error:
             if len(chosen) == 1:
                 chosen[0].error = error

@@ -10,7 +10,7 @@ from kvquilt.model.language_model import LanguageModel, RowCounter
 from kvquilt.model.rows import RowPlan, SlotView
 from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement
-from kvquilt.repair.scene import PORTION_ROWS, joined
+from kvquilt.repair.scene import joined
 from kvquilt.segment import CompiledSegment, place
 
 
@@ -59,16 +59,7 @@ def repair(
     """
     plan = rows if isinstance(rows, RowPlan) else RowPlan(joined(rows), len(ids), view=cache.view)
     tokens = torch.tensor(ids, dtype=torch.int64)
-    if plan.watcher is None and not plan.current.is_prefill:
-        # many rows a portion at a time, which bounds memory
-        first, total = 0, len(plan.rows)
-        while total - first > max(PORTION_ROWS, logits):
-            last = min(first + PORTION_ROWS, total - logits)
-            part = plan.part(first, last)
-            model.forward(tokens[part.rows][None], part, cache, 0, counter)
-            first = last
-        plan = plan.part(first, total) if first else plan
-    return model.forward(tokens[plan.rows][None], plan, cache, logits, counter)[0]
+    return model.portions(tokens[plan.rows][None], plan, cache, logits, counter)[0]
 
 
 def compact(model: LanguageModel, cache: SlotCache, kept: torch.Tensor, capacity: int) -> SlotCache:

@@ -14,8 +14,6 @@ from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement
 from kvquilt.segment import CompiledSegment
 
-PORTION_ROWS = 512  # a CPU is saturated by then, and what a layer computes of more rows can outgrow the whole cache
-
 
 @dataclass(eq=False, slots=True)
 class Scene:
@@ -98,7 +96,7 @@ class Scene:
             visible: see `RowPlan`.
         """
         cache, ids = self.placed, torch.tensor(self.placement.ids)
-        for part in (slots,) if queries else slots.split(PORTION_ROWS):
+        for part in (slots,) if queries else slots.split(self.model.at_once()):
             plan = RowPlan(
                 part,
                 self.placement.tokens,

@@ -33,7 +33,7 @@ class PrefixCache:
         self._cache = self.model.pool.grow(self._cache, len(ids) + room)
         if same < len(ids):
             plan = RowPlan(torch.arange(same, len(ids)), len(ids), until=self.model.capability.layers - 1)
-            self.model.forward(torch.tensor([ids[same:]]), plan, self._cache, 0, self.counter)
+            self.model.portions(torch.tensor([ids[same:]]), plan, self._cache, 0, self.counter)
             self.ids = ids
         return self._cache
 

@@ -1,0 +1,81 @@
+"""Who runs the model next: one forward at a time, and steps of streams before everything else.
+
+A prompt that is read while others stream goes in short portions, and between two of them every stream gets its step.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+SHARED_ROWS = 32  # of a prompt at once while others stream: on a CPU about what a step of theirs takes
+_LIVELY = 0.5  # seconds without a step, after which a stream is taken for one that nobody reads
+
+
+class Turns:
+    """A reentrant lock with a short way for those in a hurry."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, float] = {}
+        self._lock = threading.RLock()
+        self._changed = threading.Condition()
+        self._owner: int | None = None
+        self._urgent = 0
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Nobody else runs the model inside the block; whoever is in a hurry goes first."""
+        if self._owner != threading.get_ident():
+            with self._changed:
+                while self._urgent:
+                    self._changed.wait()
+        with self._held():
+            yield
+
+    @contextmanager
+    def urgent(self) -> Iterator[None]:
+        """The same, before all who wait in `taken`."""
+        with self._changed:
+            self._urgent += 1
+        try:
+            with self._held():
+                yield
+        finally:
+            with self._changed:
+                self._urgent -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def streaming(self, stream: int) -> Iterator[None]:
+        """One stream more inside the block, by any number that no other one has."""
+        with self._changed:
+            self._asked[stream] = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._asked[stream]
+
+    def asked(self, stream: int) -> None:
+        """It wants its next step."""
+        with self._changed:
+            if stream in self._asked:
+                self._asked[stream] = time.monotonic()
+
+    @property
+    def streams(self) -> int:
+        """How many decode now, without those that pause."""
+        with self._changed:
+            since = time.monotonic() - _LIVELY
+            return sum(asked > since for asked in self._asked.values())
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        with self._lock:
+            outer, self._owner = self._owner, threading.get_ident()
+            try:
+                yield
+            finally:
+                self._owner = outer

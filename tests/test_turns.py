@@ -1,0 +1,114 @@
+"""Who runs the model next, and that nobody who streams waits for the whole of somebody's long prompt."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from kvquilt.model import turns as turning
+from kvquilt.model.language_model import LanguageModel
+from kvquilt.model.rows import RowPlan
+from kvquilt.model.turns import SHARED_ROWS, Turns
+from tests.engines import QUESTION, at_rest, documents, make_engine
+
+
+def test_those_in_a_hurry_go_first() -> None:
+    turns, order = Turns(), []
+    waiting = threading.Semaphore(0)
+
+    def plain() -> None:
+        waiting.release()
+        with turns.taken():
+            order.append("plain")
+
+    def urgent() -> None:
+        waiting.release()
+        with turns.urgent():
+            order.append("urgent")
+
+    with ThreadPoolExecutor(4) as pool:
+        with turns.taken():
+            late = pool.submit(urgent)
+            waiting.acquire()
+            while not turns._urgent:
+                pass
+            slow = [pool.submit(plain) for _ in range(3)]
+            for _ in slow:
+                waiting.acquire()
+        for each in (late, *slow):
+            each.result(30)
+    assert order == ["urgent", "plain", "plain", "plain"]
+
+
+def test_within_its_own_turn_nobody_waits_for_those_in_a_hurry() -> None:
+    turns, entered = Turns(), []
+    with ThreadPoolExecutor(1) as pool:
+        with turns.taken():
+
+            def urgent() -> None:
+                with turns.urgent():
+                    entered.append(1)
+
+            waits = pool.submit(urgent)
+            while not turns._urgent:
+                pass
+            with turns.taken(), turns.urgent():
+                assert entered == []
+        waits.result(30)
+    assert entered == [1]
+    assert turns._urgent == 0
+
+
+def test_a_turn_ends_with_its_block_whatever_ended_it() -> None:
+    turns = Turns()
+    for block in (turns.taken, turns.urgent):
+        with pytest.raises(RuntimeError), block():
+            raise RuntimeError
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: turns.taken().__enter__() is None).result(30)
+
+
+def test_streams_that_pause_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(turning.time, "monotonic", lambda: now[0])
+    turns = Turns()
+    with turns.streaming(1), turns.streaming(2):
+        assert turns.streams == 2
+        now[0] = 0.4
+        turns.asked(1)
+        now[0] = 0.8
+        assert turns.streams == 1
+        turns.asked(2)
+        assert turns.streams == 2
+        turns.asked(3)  # none of them
+        assert turns.streams == 2
+    assert turns.streams == 0
+
+
+@pytest.mark.parametrize("method", ["full", "none", "epic:k=16", "sempic"])
+def test_a_long_prompt_goes_in_short_portions_while_others_stream(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    rows: list[int] = []
+    forward = LanguageModel.forward
+
+    def counted(self: LanguageModel, ids: torch.Tensor, plan: RowPlan, *rest: Any, **options: Any) -> torch.Tensor:
+        rows.append(ids.numel())
+        return forward(self, ids, plan, *rest, **options)
+
+    docs = documents(3, 250)
+    with make_engine(trained=True) as other:
+        truth = other.ask(QUESTION, docs, method=method).token_ids
+    with make_engine(trained=True) as engine:
+        monkeypatch.setattr(LanguageModel, "forward", counted)
+        monkeypatch.setattr(turning, "_LIVELY", 1e9)
+        with engine.model.turns.streaming(0):
+            assert engine.ask(QUESTION, docs, method=method).token_ids == truth
+        shared, rows[:] = list(rows), []
+        engine.store.clear_memory()
+        assert engine.ask(QUESTION, docs, method=method).token_ids == truth
+        at_rest(engine, conversations=1)
+    assert max(shared) <= SHARED_ROWS
+    assert max(rows) > SHARED_ROWS, "nothing is long enough to be cut"
