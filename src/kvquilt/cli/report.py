@@ -21,8 +21,8 @@ def report(
 ) -> None:
     """Write report.html, one page that needs no network, report.md and report.json from runs, without a model.
 
-    A run that goes on is told as far as it is. The page holds questions and documents of the items to browse; the
-    other two hold figures alone.
+    A run that goes on is told as far as it is. The page holds questions, documents and answers of the items to browse;
+    the other two hold none of these.
     """
     if out is None and len(folders) > 1:
         raise InputError("out", "needed for more than one run: --out DIR")

@@ -19,7 +19,8 @@ Line = dict[str, Any]
 class EvaluationFolder:
     """``run.json``, ``items.jsonl``, ``texts.jsonl`` and ``lines.jsonl``, which begins when the others are there.
 
-    What people wrote, questions and documents, stands in ``texts.jsonl`` alone: the others may be published without it.
+    Questions and documents stand in ``texts.jsonl`` alone: the others, which hold accepted answers and what the arms
+    answered, may be published without it.
     """
 
     path: Path

@@ -16,7 +16,7 @@ def write(folders: Sequence[Path], out: Path, most: int = 200) -> list[Path]:
     """Write ``report.html``, ``report.md`` and ``report.json`` into `out`; their paths.
 
     Args:
-        most: items of each run that the page holds. The other two hold figures alone.
+        most: items of each run that the page holds. The other two hold no question, document or answer.
 
     Raises:
         InputError: a folder holds no run, or none of its items is finished.
