@@ -58,7 +58,7 @@ def biography(sets: int, items: int, seed: int, among: int) -> Domain:
     """Items are about `among` people: documents come up again, as in use, and are compiled once."""
     task = BiographyTask()
     train = task.exercises("train", sets, DOCUMENTS, _QUESTIONS, seed)
-    return _gold("biography", task.SYSTEM, bare_value, train, task.items("test", items, DOCUMENTS, seed, among))
+    return _gold("biography", task.system, bare_value, train, task.items("test", items, DOCUMENTS, seed, among))
 
 
 def hotpotqa(model: LanguageModel, train: Path, held: Path, sets: int, items: int, seed: int) -> Domain:

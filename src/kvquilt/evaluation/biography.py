@@ -69,7 +69,6 @@ class BiographyTask:
     name_in: Literal["every", "first"] = "every"
     documents: int = 5
 
-    SYSTEM: ClassVar[str] = SYSTEM
     name: ClassVar[str] = "biography"
     system: ClassVar[str] = SYSTEM
     metric: ClassVar[Metric] = Metric("contains_em")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from typing import Any
 
-from kvquilt.errors import InputError
 from kvquilt.evaluation.interference import PLACES
 from kvquilt.evaluation.repair_budget_arms import NONE
+from kvquilt.picture import new_figure, png_of
 
 _COLOURS = {"I0": "C7", "I1": "C2", "I2": "C0", "I3": "C3"}
 _STYLES: dict[str, str] = dict(zip(PLACES, ("o-", "s--", "^:"), strict=True))
@@ -33,27 +32,10 @@ def pictures(found: Mapping[str, Any]) -> dict[str, bytes]:
     return made
 
 
-def _figure(width: float, height: float) -> Any:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("out", "a picture needs matplotlib: pip install 'kvquilt[plot]'") from None
-    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)  # no window system is asked for
-    return figure
-
-
-def _png(figure: Any) -> bytes:
-    out = BytesIO()
-    figure.savefig(out, format="png")
-    return out.getvalue()
-
-
 def _structure(cells: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str, Any]]) -> bytes:
     kinds = list(dict.fromkeys(cell["of"] for cell in cells))
     wide = 2 * len(kinds) + bool(curves)
-    figure = _figure(4.2 * wide, 4.4)
+    figure = new_figure(4.2 * wide, 4.4, "out")
     axes = figure.subplots(1, wide, squeeze=False)[0]
     for n, kind in enumerate(kinds):
         _lines(axes[2 * n : 2 * n + 2], [cell for cell in cells if cell["of"] == kind])
@@ -76,7 +58,7 @@ def _structure(cells: Sequence[Mapping[str, Any]], curves: Sequence[Mapping[str,
         axis.legend(fontsize=7)
     for axis in axes:
         axis.grid(alpha=0.3)
-    return _png(figure)
+    return png_of(figure)
 
 
 def _lines(axes: Sequence[Any], cells: Sequence[Mapping[str, Any]]) -> None:
@@ -101,7 +83,7 @@ def _lines(axes: Sequence[Any], cells: Sequence[Mapping[str, Any]]) -> None:
 
 def _budget(rows: Sequence[Mapping[str, Any]]) -> bytes:
     most = max(len(each["arms"]) for each in rows)
-    figure = _figure(6.4 * len(rows), 0.28 * most + 1.4)
+    figure = new_figure(6.4 * len(rows), 0.28 * most + 1.4, "out")
     axes = figure.subplots(1, len(rows), squeeze=False)[0]
     for axis, each in zip(axes, rows, strict=True):
         arms = sorted((arm for arm in each["arms"] if "kl" in arm), key=lambda arm: -arm["kl"]["value"])
@@ -117,19 +99,19 @@ def _budget(rows: Sequence[Mapping[str, Any]]) -> bytes:
         axis.set_xlabel("KL to full prefill, nats per token")
         axis.set_title(f"{each['of']}, budget {each['budget']}, {each['items']} items", fontsize=9)
         axis.grid(alpha=0.3, axis="x")
-    return _png(figure)
+    return png_of(figure)
 
 
 def _context(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    figure = _figure(8.4, 3.4 * len(rows))
+    figure = new_figure(8.4, 3.4 * len(rows), "out")
     axes = figure.subplots(len(rows), 2, squeeze=False)
     for line, each in zip(axes, rows, strict=True):
         for axis, side in zip(line, ("keys", "values"), strict=True):
             for name, sides in each["distances"].items():
-                if sides is not None and not name.startswith("full"):
+                if sides is not None:
                     axis.plot(sides[side]["l2"], "o-", markersize=3, label=name)
             axis.set_title(f"{each['of']}: {side}, relative L2 to full prefill", fontsize=9)
             axis.set_xlabel("layer")
             axis.grid(alpha=0.3)
     axes[0][0].legend(fontsize=7)
-    return _png(figure)
+    return png_of(figure)
