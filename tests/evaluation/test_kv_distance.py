@@ -27,13 +27,13 @@ def test_relative_and_cosine_on_hand_made_rows() -> None:
 
 def test_a_document_that_moved_is_compared_in_its_own_frame() -> None:
     engine = make_engine()
-    found = KVDistance(engine, ("none", "recompute:target-last", "full-again")).line(ITEM)
-    moved, none, again = (found["arms"][name] for name in ("recompute:target-last", "none", "full-again"))
+    found = KVDistance(engine, ("none", "recompute:target-last", "full")).line(ITEM)
+    moved, none, full = (found["arms"][name] for name in ("recompute:target-last", "none", "full"))
     # keys of layer 0 depend on the token alone, wherever it stands
     assert moved["keys"]["l2"][0] < 1e-5
     assert min(moved["keys"]["l2"][1:]) > 1e-3  # it sees other documents before it
     assert min(none["values"]["l2"][1:]) > 1e-3
-    assert max(again["keys"]["l2"] + again["values"]["l2"]) < 1e-5
+    assert full["keys"]["l2"] == full["values"]["l2"] == [0.0, 0.0, 0.0]
     at_rest(engine)
 
 
@@ -43,6 +43,9 @@ def test_what_cannot_run_is_told() -> None:
     assert "probe alone costs" in found["arms"]["cacheblend:1%"]["refused"]
     with pytest.raises(InputError, match="must be known"):
         KVDistance(engine, ("none",)).line(dataclasses.replace(ITEM, gold=()))
+    for other in ("full-again", "no-context", "deranged:none", "full-in-order-of:retrieved-document"):
+        with pytest.raises(InputError, match="own documents"):
+            KVDistance(engine, (other,))
     at_rest(engine)
 
 

@@ -33,12 +33,20 @@ class KVDistance:
     together, mean over rows.
 
     Attributes:
-        arms: as they are written.
+        arms: as they are written; of full prefill only the plain one.
+
+    Raises:
+        InputError: an arm that reads another prompt, or this one in another layout.
     """
 
     engine: Engine
     arms: Sequence[str]
     tenant: str | None = None
+
+    def __post_init__(self) -> None:
+        for arm in map(find_arm, self.arms):
+            if arm.deranged or not (arm.method.reuses or arm.name == FULL):
+                raise InputError("arms", "must read the item's own documents by a method, or be full", arm.name)
 
     def line(self, item: Item) -> Line:
         """``arms``: name -> ``keys`` and ``values``, each with ``l2`` and ``cosine`` by layer; or ``refused``.

@@ -12,7 +12,8 @@ from kvquilt.repair.budget import Budget
 NONE = "none"
 STRUCTURE = (NONE, AGAIN)
 INSERTED, RECOMPUTED, RECOMPUTED_LAST = "insert:target", "recompute:target", "recompute:target-last"
-CONTEXT = (NONE, INSERTED, RECOMPUTED, RECOMPUTED_LAST, f"full-in-order-of:{RECOMPUTED_LAST}", AGAIN)
+TARGETS = (NONE, INSERTED, RECOMPUTED, RECOMPUTED_LAST)
+CONTEXT = (*TARGETS, f"full-in-order-of:{RECOMPUTED_LAST}", AGAIN)
 CONTEXT_CLAIMS = ((RECOMPUTED, INSERTED), (RECOMPUTED, NONE), (INSERTED, NONE), (RECOMPUTED_LAST, RECOMPUTED))
 _ALL_STEPS = 8  # others up to which each number of them is an arm
 

@@ -16,6 +16,7 @@ from kvquilt.evaluation.repair_budget_arms import (
     CONTEXT,
     NONE,
     STRUCTURE,
+    TARGETS,
     budget_arms,
     given_steps,
     share,
@@ -155,7 +156,8 @@ def _of_task(plan: RepairBudget, name: str, of: str, task: Task) -> Iterator[Set
         yield from _budget(plan, name, base, task, items)
     if "context" in plan.parts:
         yield replace(base, folder=f"context/{name}/answers", part="context")
-        yield replace(base, folder=f"context/{name}/distances", part="context", measures=DISTANCES)
+        config = _config(plan, task, TARGETS)
+        yield replace(base, folder=f"context/{name}/distances", part="context", config=config, measures=DISTANCES)
     if "retrieval" in plan.parts:
         config = _config(plan, task, (NONE,))
         yield replace(base, folder=f"retrieval/{name}", part="retrieval", config=config, measures=HITS)
