@@ -140,13 +140,14 @@ class Stream:
         sampling: Sampling,
         ledger: Ledger,
         tenant: str | None,
+        begun: Callable[[], object] = lambda: None,
     ) -> None:
         self._unread = Answer("", (), ledger, "cancelled", 0, engine, Live(None, [], tenant))
         self._ended: list[Answer] = []
         # a function, not a method: a generator that held this object would outlive it until the next collection,
         # and with it the cache of a stream that was merely dropped
         self._cancelled = threading.Event()
-        self._pieces = _decode(engine, read, sampling, ledger, tenant, self._ended, self._cancelled)
+        self._pieces = _decode(engine, read, sampling, ledger, tenant, self._ended, self._cancelled, begun)
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -200,6 +201,7 @@ def _decode(
     tenant: str | None,
     ended: list[Answer],
     cancelled: threading.Event,
+    begun: Callable[[], object],
 ) -> Generator[str, None, None]:
     """Read the prompt, then decode token by token until the end or until `cancelled` is set.
 
@@ -218,6 +220,7 @@ def _decode(
         token = sampling.pick(logits[-1], generator)
         ledger.seconds["first_token"] = ledger.seconds.get("prompt", 0.0) + time.perf_counter() - began
         with engine.steps.stream(cache):
+            begun()
             while not cancelled.is_set():
                 if token in model.stop_ids:
                     reason = "end"

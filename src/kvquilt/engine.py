@@ -253,8 +253,13 @@ class Engine:
         top_k: int = 0,
         seed: int | None = None,
         stop: Sequence[str] = (),
+        begun: Callable[[], object] = lambda: None,
     ) -> Stream:
-        """`ask`, streamed: a `Stream` of text pieces. Input errors come at once, computing starts with iteration."""
+        """`ask`, streamed: a `Stream` of text pieces. Input errors come at once, computing starts with iteration.
+
+        Args:
+            begun: called by the iterating thread once the prompt is read and decoding begins.
+        """
         chosen = self.sampling(max_new_tokens, stop, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
         asked = written_method(self.settings.method if method is None else method, budget, default=self.settings.budget)
         gated = needs_verdict(asked, self.settings.policy if policy is None else policy)
@@ -284,7 +289,7 @@ class Engine:
         def read() -> Any:
             return reader.read(placement, preset, tenant, ledger, chosen.max_new_tokens)
 
-        return Stream(self, read, chosen, ledger, tenant)
+        return Stream(self, read, chosen, ledger, tenant, begun)
 
     def continue_from(self, live: Live, earlier: Ledger, tokens: int, question: str, sampling: Sampling) -> Stream:
         """The next turn of a conversation, behind its live cache; reached through `Answer.follow_up`."""
