@@ -35,12 +35,16 @@ _README = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """One run of a file."""
+class Run:
+    """One run of a file, as `report.json` has it."""
 
     file: Path
     about: dict[str, Any]
     summary: dict[str, Any] = field(repr=False)
+
+    @property
+    def task(self) -> str:
+        return str(self.about["task"])
 
     @property
     def helped(self) -> Interval | None:
@@ -65,20 +69,20 @@ class _Run:
 
 def evaluation_sections(folder: Path = RESULTS) -> list[str]:
     """A section with every task, a table for every model; nothing where there is no run."""
-    runs = _runs(folder)
+    runs = runs_of(folder)
     if not runs:
         return []
     lines = ["", "## Evaluation on tasks", "", _ABOUT]
-    for task in dict.fromkeys(run.about["task"] for run in runs):
+    for task in dict.fromkeys(run.task for run in runs):
         lines += ["", f"### `{task}`"]
-        for run in (run for run in runs if run.about["task"] == task):
+        for run in (run for run in runs if run.task == task):
             lines += ["", *_told(run)]
     return lines
 
 
 def readme_table(folder: Path = RESULTS) -> list[str]:
-    """Tasks across, arms down: what a user chooses from, no oracles and no controls; nothing where there is no run."""
-    runs = _runs(folder)
+    """Tasks across, arms down: what a user chooses from, and no controls; nothing where there is no run."""
+    runs = runs_of(folder)
     if not runs:
         return []
     arms = [name for name in dict.fromkeys(name for run in runs for name in run.arms) if _chosen(name)]
@@ -87,12 +91,13 @@ def readme_table(folder: Path = RESULTS) -> list[str]:
     return ["## Measured on tasks", "", _README, "", *table(["arm", *heads], rows)]
 
 
-def _runs(folder: Path) -> list[_Run]:
+def runs_of(folder: Path = RESULTS) -> list[Run]:
+    """Of all files."""
     read = [(path, json.loads(path.read_text(encoding="utf-8"))) for path in sorted((folder / "eval").glob("*.json"))]
-    return [_Run(path, run["about"], run) for path, runs in read for run in runs]
+    return [Run(path, run["about"], run) for path, runs in read for run in runs]
 
 
-def _told(run: _Run) -> list[str]:
+def _told(run: Run) -> list[str]:
     about, arms = run.about, run.summary["arms"]
     said = verdict(run.helped)
     head = ["arm", "n", "KL to full", "KL recovered"]
@@ -113,7 +118,7 @@ def _told(run: _Run) -> list[str]:
     return lines
 
 
-def _origin(run: _Run) -> str:
+def _origin(run: Run) -> str:
     about, items, groups = run.about, run.summary["items"], run.summary["groups"]
     facts = (
         f"{items} items" + ("" if groups == items else f" in {groups} groups"), f"split `{about['split']}`",
@@ -125,6 +130,8 @@ def _origin(run: _Run) -> str:
 
 
 def _chosen(name: str) -> bool:
+    if name.partition(":")[0] == "random":
+        return False
     return name in (FULL, WITHOUT) or name.partition(":")[0] == FEWER or find_arm(name).is_method
 
 
@@ -156,7 +163,7 @@ def _share(of: Row | None, name: str) -> str:
     return "-" if of is None or of[name] is None else f"{of[name]:.1%}"
 
 
-def _first(run: _Run, arm: Row) -> str:
+def _first(run: Run, arm: Row) -> str:
     """One sort of figure for all arms of a run, as its own tables have it."""
     if arm["work"] is None or (run.measured and arm["work"]["timed"] is None):
         return "-"
@@ -166,7 +173,7 @@ def _first(run: _Run, arm: Row) -> str:
     return f"{timed['ratio']:.3f} [{timed['low']:.3f}, {timed['high']:.3f}]"
 
 
-def _brief(run: _Run, arm: Row | None) -> str:
+def _brief(run: Run, arm: Row | None) -> str:
     if arm is None:
         return "-"
     score = f"{arm['scored']['score']['value']:.3f}" if run.scores and arm["scored"] is not None else ""
