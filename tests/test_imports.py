@@ -21,7 +21,7 @@ KNOW_TRANSFORMERS = {
     "kvquilt.cli.models": "lists the Hugging Face cache",
     "kvquilt.cli.work": "silences the progress bars of other libraries",
 }
-ABOVE_ENGINE = ("kvquilt.bench", "kvquilt.cli")
+ABOVE_ENGINE = ("kvquilt.bench", "kvquilt.cli", "kvquilt.server")
 
 
 def imported(tree: ast.AST, deep: bool) -> Iterator[str]:

@@ -1,0 +1,71 @@
+"""One answer: a thread that iterates the engine's stream, and pieces as the event loop gets them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from kvquilt.answer import Answer, Stream
+from kvquilt.server.failures import RefusalError
+from kvquilt.server.scheduler import Ticket
+
+Open = Callable[[Callable[[], None]], Stream]  # given what to call once the prompt is read
+
+
+class Answering:
+    """Pieces, then the `Answer`. Made on the event loop with a ticket that was admitted, which it gives back itself,
+    when its thread no longer holds anything.
+
+    Args:
+        deadline: in the loop's time.
+    """
+
+    def __init__(self, open: Open, ticket: Ticket, deadline: float) -> None:
+        self._open, self._ticket, self._deadline = open, ticket, deadline
+        self._loop = asyncio.get_running_loop()
+        self._found: asyncio.Queue[str | Answer | BaseException] = asyncio.Queue()  # at most an answer's tokens
+        self._stream: Stream | None = None
+        self._stopped = False
+        self.thread = threading.Thread(target=self._run, name="kvquilt-answer", daemon=True)
+        self.thread.start()
+
+    async def next(self) -> str | Answer:
+        """The next piece, or the answer, which is the last.
+
+        Raises:
+            RefusalError: the deadline is over; the answer stops.
+            KvquiltError: reading or decoding failed.
+        """
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                found = await self._found.get()
+        except TimeoutError:
+            self.stop()
+            raise RefusalError(504, "deadline_exceeded", "the answer took longer than its deadline") from None
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def stop(self) -> None:
+        """Give everything back within one step; harmless when it has ended."""
+        self._stopped = True
+        if self._stream is not None:
+            self._stream.cancel()
+
+    def _run(self) -> None:
+        try:
+            with self._open(lambda: self._tell(self._ticket.begun)) as stream:
+                self._stream = stream
+                if not self._stopped:
+                    for piece in stream:
+                        self._tell(self._found.put_nowait, piece)
+                    self._tell(self._found.put_nowait, stream.answer)
+        except Exception as error:  # noqa: BLE001  raised where the answer is waited for
+            self._tell(self._found.put_nowait, error)
+        finally:
+            self._tell(self._ticket.leave)
+
+    def _tell(self, call: Callable[..., None], *values: object) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, *values)

@@ -1,0 +1,128 @@
+"""From the bytes of a request to JSON, with a bound on everything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from kvquilt.server.failures import RefusalError
+from kvquilt.server.limits import Limits
+
+Fields = TypeVar("Fields", bound=BaseModel)
+PATIENCE = 60.0  # seconds for a body that is not a stream of documents
+JSON, LINES = "application/json", "application/x-ndjson"
+
+
+def media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def read_json(request: Request, limits: Limits) -> Any:
+    """The body as JSON.
+
+    Raises:
+        RefusalError: 413 too long, 415 not declared as JSON, 400 no UTF-8, no JSON or nested too deeply.
+    """
+    # browsers send any other type without asking the server first, so a foreign page could fill a local server
+    if media_type(request) != JSON:
+        raise RefusalError(415, "unsupported_media_type", f"the content-type must be {JSON}", "content-type")
+    return parsed(await _read(request, limits.body_bytes), limits.depth)
+
+
+async def read_lines(request: Request, limits: Limits) -> AsyncIterator[Any]:
+    """Each line of the body as JSON, as it comes; empty ones are skipped.
+
+    Raises:
+        RefusalError: as `read_json`, with the limit on a line.
+    """
+    held, number = bytearray(), 0
+    async for chunk in request.stream():
+        held += chunk
+        *lines, rest = held.split(b"\n")
+        held = bytearray(rest)
+        for line in lines:
+            number += 1
+            if line.strip():
+                yield _line(bytes(line), number, limits)
+        if len(held) > limits.body_bytes:
+            raise _too_long(limits.body_bytes)
+    if held.strip():
+        yield _line(bytes(held), number + 1, limits)
+
+
+def parsed(raw: bytes, depth: int) -> Any:
+    """JSON with no duplicate meaning: UTF-8, finite numbers, at most `depth` levels."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        rule = f"the body must be UTF-8; byte {error.start} is not"
+        raise RefusalError(400, "invalid_utf8", rule) from None  # the chained error would carry the body
+    try:
+        data = json.loads(text, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        rule = f"the body must be JSON: {error.msg} at character {error.pos}"
+        raise RefusalError(400, "invalid_json", rule) from None
+    except (RecursionError, ValueError):  # a number of more digits than Python reads is a ValueError
+        raise RefusalError(400, "invalid_json", "the body must be JSON of ordinary depth and numbers") from None
+    level = [data]
+    for _ in range(depth):
+        level = [c for each in level for c in _children(each)]
+        if not level:
+            return data
+    raise RefusalError(400, "invalid_json", f"the body is nested deeper than {depth} levels")
+
+
+def checked(kind: type[Fields], data: Any) -> Fields:
+    """`data` as `kind`; a `RefusalError` names the first field that breaks its rule, never its content."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        # where a field may be of several types, the one that came furthest tells most
+        told = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
+        place = ".".join(each for each in map(str, told["loc"]) if "[" not in each)  # types among them are pydantic's
+        param = told.get("ctx", {}).get("param") or place or "body"
+        raise RefusalError(400, "invalid_value", f"{param}: {told['msg']}", param) from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_long(limit)
+    held = bytearray()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            async for chunk in request.stream():
+                held += chunk
+                if len(held) > limit:
+                    raise _too_long(limit)
+    except TimeoutError:
+        raise RefusalError(408, "body_too_slow", f"the body did not come within {PATIENCE:.0f} seconds") from None
+    return bytes(held)
+
+
+def _line(raw: bytes, number: int, limits: Limits) -> Any:
+    if len(raw) > limits.body_bytes:
+        raise _too_long(limits.body_bytes)
+    try:
+        return parsed(raw, limits.depth)
+    except RefusalError as error:
+        raise RefusalError(error.status, error.code, f"line {number}: {error.message}") from None
+
+
+def _too_long(limit: int) -> RefusalError:
+    return RefusalError(413, "body_too_large", f"the body exceeds {limit} bytes")
+
+
+def _children(value: Any) -> Any:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)

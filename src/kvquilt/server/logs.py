@@ -1,0 +1,44 @@
+"""One line of JSON for every request, when it has ended; ids and numbers, no key and no text."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+from kvquilt.server.record import Record
+
+log = logging.getLogger("kvquilt.server")
+
+
+class JsonLines(logging.Formatter):
+    """A record of the log as one line of JSON; what the caller gives as ``extra={"facts": ...}`` stands beside."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        line = {"time": when, "level": record.levelname.lower(), "event": record.getMessage()}
+        facts: dict[str, Any] = getattr(record, "facts", {})
+        return json.dumps({**line, **facts}, ensure_ascii=False, default=str)
+
+
+def to_stderr(level: str) -> logging.Handler:
+    """Send the server's log to stderr from `level` on; returns the handler, to be removed at the end."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    log.addHandler(handler)
+    log.setLevel(level.upper())
+    log.propagate = False  # the command line's own remarks would say everything twice
+    return handler
+
+
+def finished(record: Record) -> None:
+    facts: dict[str, Any] = {"request_id": record.id, "method": record.method, "path": record.path}
+    facts |= {"status": record.status, "seconds": round(record.seconds, 4), "tenant": record.tenant}
+    facts |= {"fault": record.fault} if record.fault else {}
+    level = logging.ERROR if record.status >= 500 and record.status != 503 else logging.INFO
+    log.log(level, "request", extra={"facts": {**facts, **record.facts}})
+
+
+def broken(record: Record, places: list[str]) -> None:
+    log.error("failure", extra={"facts": {"request_id": record.id, "fault": record.fault, "at": places}})

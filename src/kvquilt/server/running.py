@@ -1,0 +1,63 @@
+"""The server as a process: where it listens, and how it ends."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+import uvicorn
+
+from kvquilt.errors import InputError
+from kvquilt.server.app import make_app
+from kvquilt.server.service import Service
+
+_SPARE = 64  # connections beyond those that are answered or wait: metrics, health, uploads
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes a free one.
+
+    Raises:
+        InputError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+    except (OSError, OverflowError) as error:
+        made.close()
+        raise InputError("host", f"cannot listen there: {error}", f"{host}:{port}") from None
+    made.set_inheritable(True)
+    return made
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def make_server(service: Service) -> uvicorn.Server:
+    """Run it with ``run(sockets=[listener])``. Told to stop, it takes no more, lets answers end within the grace, and
+    then cuts them off."""
+    limits = service.limits
+    config = uvicorn.Config(
+        make_app(service),
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        ws="none",
+        server_header=False,
+        date_header=False,
+        limit_concurrency=limits.queue + limits.streams + _SPARE,
+        timeout_graceful_shutdown=max(1, round(limits.grace)),
+    )
+    return uvicorn.Server(config)

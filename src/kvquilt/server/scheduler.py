@@ -1,0 +1,134 @@
+"""Who is answered next: tenants in turns, one prompt being read at a time, within bytes and streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from kvquilt.server.failures import RefusalError
+from kvquilt.server.limits import Limits
+
+RETRY = 2  # seconds; streams end in this order of time
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """One request's place; `leave` gives back whatever it has, once and for all.
+
+    Attributes:
+        bytes: of its cache, known from `admitted` on.
+    """
+
+    scheduler: Scheduler = field(repr=False)
+    tenant: str | None
+    bytes: int = 0
+    _called: asyncio.Future[None] | None = None
+    _streaming: bool = False
+    _left: bool = False
+
+    async def admitted(self, size: int) -> None:
+        """Wait for this tenant's turn, a stream, room for `size` bytes, and until no other prompt is being read.
+
+        Raises:
+            RefusalError: it would never fit.
+        """
+        limit = self.scheduler.limits.cache_bytes
+        if size > limit:
+            rule = f"prompt and answer need {size} bytes of cache and this server gives {limit}; shorten either"
+            raise RefusalError(413, "cache_too_small", rule)
+        self.bytes, self._called = size, asyncio.get_running_loop().create_future()
+        self.scheduler._line(self)
+        await self._called
+
+    def begun(self) -> None:
+        """The prompt is read: the next one may be."""
+        self.scheduler._read(self)
+
+    def leave(self) -> None:
+        if not self._left:
+            self._left = True
+            self.scheduler._leave(self)
+
+
+class Scheduler:
+    """Of one event loop, from which alone it is used.
+
+    Turns go round over tenants that wait; whoever is next and does not fit holds up all others, so that a long prompt
+    is not passed for ever by short ones. A tenant has its share of the queue, whatever others send.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._lines: OrderedDict[str | None, deque[Ticket]] = OrderedDict()
+        self._waiting: Counter[str | None] = Counter()
+        self._reading: Ticket | None = None
+        self.streams = self.bytes = 0
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have entered and are not being answered."""
+        return self._waiting.total()
+
+    def enter(self, tenant: str | None, tenants: int = 1) -> Ticket:
+        """A place in the queue.
+
+        Args:
+            tenants: how many share it.
+
+        Raises:
+            RefusalError: the queue, or this tenant's share of it, is full.
+        """
+        share = max(1, self.limits.queue // max(1, tenants))
+        if self.waiting >= self.limits.queue or self._waiting[tenant] >= share:
+            raise RefusalError(503, "queue_full", "too many requests are waiting", retry_after=RETRY)
+        self._waiting[tenant] += 1
+        return Ticket(self, tenant)
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` where something is held and nobody is there."""
+        if self.waiting == 0 and (self._lines or (self.streams == 0 and (self.bytes or self._reading))):
+            raise AssertionError(f"scheduler: {self.bytes} bytes and {len(self._lines)} lines of nobody")
+
+    def _line(self, ticket: Ticket) -> None:
+        self._lines.setdefault(ticket.tenant, deque()).append(ticket)
+        self._call()
+
+    def _read(self, ticket: Ticket) -> None:
+        if self._reading is ticket:
+            self._reading = None
+            self._call()
+
+    def _leave(self, ticket: Ticket) -> None:
+        if ticket._streaming:
+            self.streams, self.bytes = self.streams - 1, self.bytes - ticket.bytes
+            if self._reading is ticket:
+                self._reading = None
+        else:
+            self._waiting[ticket.tenant] -= 1
+            with suppress(KeyError, ValueError):  # it had not lined up yet
+                self._lines[ticket.tenant].remove(ticket)
+            if not self._lines.get(ticket.tenant, True):
+                del self._lines[ticket.tenant]
+        self._waiting += Counter()  # tenants that are gone take no room
+        self._call()
+
+    def _call(self) -> None:
+        """Begin with the next one if it may."""
+        while self._lines and self._reading is None and self.streams < self.limits.streams:
+            tenant, line = next(iter(self._lines.items()))
+            ticket = line[0]
+            if self.bytes + ticket.bytes > self.limits.cache_bytes:
+                return
+            line.popleft()
+            if line:
+                self._lines.move_to_end(tenant)
+            else:
+                del self._lines[tenant]
+            self._waiting[tenant] -= 1
+            ticket._streaming, self._reading = True, ticket
+            self.streams, self.bytes = self.streams + 1, self.bytes + ticket.bytes
+            assert ticket._called is not None
+            if not ticket._called.done():  # cancelled: it is about to leave
+                ticket._called.set_result(None)
