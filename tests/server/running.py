@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx2
@@ -50,8 +51,8 @@ class Served:
 @contextmanager
 def serving(limits: Limits | None = None, directory: Path | None = None, **options: Any) -> Iterator[Served]:
     """Everything is closed at the end, in the order of a process that is told to stop."""
-    with make_engine(directory=directory, conversations=0) as engine:
-        service = Service(engine, MODEL, limits or Limits(), **options)
+    with TemporaryDirectory() as made, make_engine(directory=directory, conversations=0) as engine:
+        service = Service(engine, MODEL, (directory or Path(made)) / "documents", limits or Limits(), **options)
         listener = listening("127.0.0.1", 0)
         server = make_server(service)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from kvquilt.server import completions, models, state
+from kvquilt.server import completions, documents, models, state
 from kvquilt.server.failures import RefusalError
 from kvquilt.server.middleware import Around
 from kvquilt.server.record import record_of
@@ -15,11 +20,21 @@ from kvquilt.server.service import Service
 
 def make_app(service: Service) -> FastAPI:
     """The application over one service; no state of its own."""
-    app = FastAPI(title="kvquilt", openapi_url=None)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(service.start)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(service.stop)
+
+    app = FastAPI(title="kvquilt", openapi_url=None, lifespan=lifespan)
     app.include_router(state.routes(service))
-    for each in (completions, models):
+    for each in (completions, documents, models):
         app.include_router(each.routes(service))
     app.add_exception_handler(HTTPException, _no_route)
+    app.add_exception_handler(RequestValidationError, _bad_query)
     app.add_middleware(Around)
     return app
 
@@ -31,3 +46,12 @@ async def _no_route(request: Request, error: Exception) -> Response:
     record_of(request).fault = code
     told = RefusalError(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
     return JSONResponse(told.body, error.status_code, headers=error.headers)
+
+
+async def _bad_query(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = str(first["loc"][-1])
+    told = RefusalError(400, "invalid_value", f"{param}: {first['msg']}", param)
+    record_of(request).fault = told.code
+    return JSONResponse(told.body, told.status)

@@ -192,3 +192,15 @@ class TokenizeAsked(BaseModel):
         if (self.prompt is None) == (self.messages is None):
             raise broken("prompt", "give one of 'prompt' and 'messages'")
         return self
+
+
+class UploadedPart(Strict):
+    """A document to keep; by default its id is made of its text."""
+
+    id: str | None = Field(None, min_length=1, max_length=512)
+    text: str
+    title: str | None = None
+
+
+class UploadedParts(Strict):
+    documents: list[UploadedPart] = Field(min_length=1)

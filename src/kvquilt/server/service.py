@@ -6,31 +6,54 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from kvquilt.answer import Stream
 from kvquilt.engine import Engine
-from kvquilt.prompt import Document, Prompt
+from kvquilt.prompt import Prompt
 from kvquilt.server.answering import Answering
+from kvquilt.server.compiler import Compiler
 from kvquilt.server.failures import RefusalError
 from kvquilt.server.fields import ChatAsked, TextAsked, TokenizeAsked
+from kvquilt.server.library import Entry, Library
 from kvquilt.server.limits import Limits
-from kvquilt.server.messages import make_prompt, parts_in
+from kvquilt.server.messages import make_prompt, named_in, parts_in
 from kvquilt.server.scheduler import Scheduler, Ticket
+from kvquilt.server.texts import Texts, Uploaded
 
 
 @dataclass(eq=False, slots=True)
 class Service:
-    """What every route works with. `name` is what clients call the model."""
+    """What every route works with.
+
+    Attributes:
+        name: what clients call the model.
+        folder: where uploaded texts are kept.
+    """
 
     engine: Engine
     name: str
+    folder: Path
     limits: Limits = field(default_factory=Limits)
     scheduler: Scheduler = field(init=False)
+    library: Library = field(init=False)
+    compiler: Compiler = field(init=False)
     _reading: ThreadPoolExecutor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.limits)
+        self.library = Library(Texts(self.folder), self.limits.stored)
+        self.compiler = Compiler(self.engine, self.library, self.engine.settings.method == "auto")
         self._reading = ThreadPoolExecutor(1, "kvquilt-prompt")
+
+    def start(self) -> None:
+        """Begin to compile what was uploaded earlier and is not stored."""
+        self.compiler.start([None])
+
+    def stop(self) -> None:
+        """End what runs in the background; what is compiled is stored."""
+        self.compiler.stop(self.limits.grace)
+        self._reading.shutdown(wait=False, cancel_futures=True)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
@@ -61,12 +84,34 @@ class Service:
             ticket.leave()
             raise
 
+    def keep(self, tenant: str | None, uploaded: Uploaded) -> Entry:
+        """Take an uploaded document; what was compiled of another text under its id goes.
+
+        Raises:
+            RefusalError, StoreUnavailableError: see `Library.put`.
+        """
+        before = self.library.texts.read(tenant, uploaded.id)
+        entry = self.library.put(tenant, uploaded)
+        if before is not None and not self.library.stands(tenant, before.digest):
+            self.compiler.discard(before.document, tenant)
+        return entry
+
+    def forget(self, tenant: str | None, name: str) -> None:
+        """Delete an uploaded document and what was compiled of it.
+
+        Raises:
+            RefusalError: there is none of that id.
+        """
+        gone = self.library.remove(tenant, name)
+        if gone is not None and not self.library.stands(tenant, gone.digest):
+            self.compiler.discard(gone.document, tenant)
+
     async def prompt(self, asked: ChatAsked | TextAsked | TokenizeAsked, tenant: str | None) -> Prompt:
         """The prompt, whose ids are remembered; made beside the loop, one at a time."""
         tokenizer = self.engine.model.tokenizer
 
         def make() -> Prompt:
-            prompt = make_prompt(asked, tokenizer, lambda name: self._find(name, tenant))
+            prompt = make_prompt(asked, tokenizer, lambda name: self.library.document(tenant, name))
             prompt.ids(tokenizer)
             return prompt
 
@@ -76,6 +121,8 @@ class Service:
         self, asked: ChatAsked | TextAsked, tenant: str | None, ticket: Ticket, deadline: float
     ) -> Answering:
         options = asked.options
+        if named := named_in(asked):
+            await self.library.ready(tenant, named, asked.kvquilt.wait)
         new = self.engine.sampling(options["max_new_tokens"]).max_new_tokens
         prompt = await self.prompt(asked, tenant)
         await ticket.admitted(self._bytes(len(prompt.ids(self.engine.model.tokenizer)) + new))
@@ -84,9 +131,6 @@ class Service:
             return self.engine.stream(prompt, **options, tenant=tenant, begun=begun)
 
         return Answering(open, ticket, deadline)
-
-    def _find(self, name: str, tenant: str | None) -> Document:
-        raise RefusalError(404, "document_not_found", f"no document of the id {name!r}", "document")
 
     def _bytes(self, tokens: int) -> int:
         """Of a cache, which has room for whole blocks of 64."""

@@ -1,0 +1,86 @@
+"""``/v1/documents``: upload, list, look at, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import dropwhile, islice
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import JSONResponse, Response
+
+from kvquilt.prompt import check_documents
+from kvquilt.server.body import LINES, checked, media_type, read_json, read_lines
+from kvquilt.server.failures import RefusalError, refusal
+from kvquilt.server.fields import UploadedPart, UploadedParts
+from kvquilt.server.record import record_of
+from kvquilt.server.service import Service
+from kvquilt.server.texts import Uploaded
+
+ACCEPTED = 202
+
+
+def routes(service: Service) -> APIRouter:
+    router, library = APIRouter(), service.library
+
+    @router.post("/v1/documents")
+    async def upload(request: Request) -> Response:
+        tenant = record_of(request).tenant
+        if media_type(request) == LINES:
+            return JSONResponse(await _stream(service, request, tenant), ACCEPTED)
+        data = await read_json(request, service.limits)
+        if isinstance(data, dict) and "documents" in data:
+            several = [_uploaded(part) for part in checked(UploadedParts, data).documents]
+            check_documents([each.document for each in several])
+            entries = [await asyncio.to_thread(service.keep, tenant, each) for each in several]
+            return JSONResponse({"object": "list", "data": [each.as_dict() for each in entries]}, ACCEPTED)
+        one = _uploaded(checked(UploadedPart, data))
+        return JSONResponse((await asyncio.to_thread(service.keep, tenant, one)).as_dict(), ACCEPTED)
+
+    @router.get("/v1/documents")
+    async def listed(
+        request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 100, after: str | None = None
+    ) -> dict[str, Any]:
+        shelf = await asyncio.to_thread(library.shelf, record_of(request).tenant)
+        with library.changed:
+            entries = sorted(shelf.values(), key=lambda each: (each.created, each.id))
+        if after is not None:
+            entries = list(dropwhile(lambda each: each.id != after, entries))[1:]
+        return {
+            "object": "list",
+            "data": [each.as_dict() for each in islice(entries, limit)],
+            "has_more": len(entries) > limit,
+        }
+
+    @router.get("/v1/documents/{name:path}")
+    async def state(request: Request, name: str) -> dict[str, Any]:
+        entry = await asyncio.to_thread(library.get, record_of(request).tenant, name)
+        return entry.as_dict()
+
+    @router.delete("/v1/documents/{name:path}")
+    async def remove(request: Request, name: str) -> dict[str, Any]:
+        await asyncio.to_thread(service.forget, record_of(request).tenant, name)
+        return {"id": name, "object": "document.deleted", "deleted": True}
+
+    return router
+
+
+async def _stream(service: Service, request: Request, tenant: str | None) -> dict[str, Any]:
+    """Documents, a line each, taken as they come; the first bad line ends it, and those before stay."""
+    taken = 0
+    try:
+        async for data in read_lines(request, service.limits):
+            uploaded = _uploaded(checked(UploadedPart, data))
+            await asyncio.to_thread(service.keep, tenant, uploaded)
+            taken += 1
+    except Exception as error:  # noqa: BLE001  told with how far it came
+        told = refusal(error)
+        message = f"{told.message}; {taken} documents before it were taken"
+        raise RefusalError(told.status, told.code, message, told.param, told.retry_after) from None
+    return {"object": "documents.taken", "taken": taken}
+
+
+def _uploaded(part: UploadedPart) -> Uploaded:
+    uploaded = Uploaded.now(part.id, part.text, part.title)
+    check_documents([uploaded.document])
+    return uploaded
