@@ -30,7 +30,7 @@ def test_json_and_lines(tmp_path: Path) -> None:
 def test_files_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"question": 1}\n{"question"\n', encoding="utf-8")
-    with pytest.raises(InputError, match=f"path: {FORM} .got 'no JSON'"):
+    with pytest.raises(InputError, match=f"path: line 2: {FORM} .got 'no JSON'"):
         read_rows(path, FORM)
     with pytest.raises(InputError, match="must be a file that can be read: No such file"):
         read_rows(tmp_path / "nothing.json", FORM)

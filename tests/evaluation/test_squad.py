@@ -128,7 +128,7 @@ def test_rows_of_the_hub_are_the_same(task: SquadTask, tmp_path: Path) -> None:
     [
         (lambda data: data[1].pop("title"), "path.data[1]"),
         (lambda data: data[0]["paragraphs"][0].pop("context"), "path.data[0]"),
-        (lambda data: data[1]["paragraphs"][0]["qas"][0].update(question=None), "path.data[1]"),
+        (lambda data: data[1]["paragraphs"][0]["qas"][0].update(question=None), "path.data[1]: question"),
         (lambda data: data[1]["paragraphs"][0]["qas"][0].update(answers=7), "path.data[1]"),
         (lambda data: data[1].update(title="Avia"), "path"),
         (lambda data: data.clear(), "path"),

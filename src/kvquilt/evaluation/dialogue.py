@@ -19,7 +19,7 @@ from kvquilt.evaluation.checks import check_count, check_name
 from kvquilt.evaluation.grading import Metric
 from kvquilt.evaluation.item import Item
 from kvquilt.evaluation.leakage import check_documents_apart, known
-from kvquilt.evaluation.rows import check_rows, read_rows, text_of
+from kvquilt.evaluation.rows import check_rows, one_row, read_rows, text_of
 from kvquilt.evaluation.splits import SPLITS, Divided, check_asked, in_turns
 from kvquilt.retrieval import Index
 
@@ -166,13 +166,11 @@ class DialogueTask:
 def _dialogues(path: str | Path, sha256: str, skipped: Counter[str]) -> list[Dialogue]:
     made = []
     for index, row in enumerate(check_rows(read_rows(path, _FORM, sha256), _FORM)):
-        try:
-            name = text_of(row["sample_id"])
+        with one_row(f"path[{index}]", _FORM):
+            name = text_of(row["sample_id"], "sample_id")
             sittings = dict(_sittings(row["conversation"]))
             turns = {place: line for number in sittings for place, line in _turns(row["conversation"], number)}
             questions = tuple(_questions(name, row["qa"], turns, skipped))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"path[{index}]", _FORM, type(error).__name__) from error
         if not questions:
             raise InputError(f"path[{index}]", "must ask something that can be answered", name)
         made.append(Dialogue(name, sittings, turns, questions))
@@ -185,17 +183,19 @@ def _sittings(conversation: dict[str, Any]) -> Iterator[tuple[int, str]]:
     """Number and date of those that have turns; the file has dates of others, too."""
     numbers = [int(found[1]) for key in conversation if (found := _SITTING.fullmatch(key)) and conversation[key]]
     for number in sorted(numbers):
-        yield number, text_of(conversation[f"session_{number}_date_time"]).strip()
+        date = f"session_{number}_date_time"
+        yield number, text_of(conversation[date], date).strip()
 
 
 def _turns(conversation: dict[str, Any], number: int) -> Iterator[tuple[Place, str]]:
     for turn in conversation[f"session_{number}"]:
-        found = _TURN.fullmatch(text_of(turn["dia_id"]).strip())
+        found = _TURN.fullmatch(text_of(turn["dia_id"], "dia_id").strip())
         if found is None:
             raise ValueError(turn["dia_id"])
-        caption = f" [{text_of(turn['blip_caption']).strip()}]" if turn.get("blip_caption") else ""
-        said = " ".join(text_of(turn["text"]).split())
-        yield (int(found[1]), int(found[2])), f"{text_of(turn['speaker'])}: {said}{caption}"
+        shown = text_of(turn.get("blip_caption") or "", "blip_caption").strip()
+        caption = f" [{shown}]" if turn.get("blip_caption") else ""
+        said = " ".join(text_of(turn["text"], "text").split())
+        yield (int(found[1]), int(found[2])), f"{text_of(turn['speaker'], 'speaker')}: {said}{caption}"
 
 
 def _questions(
@@ -205,7 +205,7 @@ def _questions(
         if row["category"] == _UNANSWERABLE:
             skipped["unanswerable"] += 1
             continue
-        named = [_TURN.findall(text_of(each)) for each in row["evidence"]]
+        named = [_TURN.findall(text_of(each, "evidence")) for each in row["evidence"]]
         skipped["evidence that names no turn"] += named.count([])
         evidence = frozenset((int(sitting), int(turn)) for each in named for sitting, turn in each)
         if not evidence:
@@ -213,5 +213,5 @@ def _questions(
         elif not evidence <= turns.keys():
             skipped["evidence that is not in the dialogue"] += 1
         else:
-            asked, answer = text_of(row["question"]).strip(), str(row["answer"]).strip()
+            asked, answer = text_of(row["question"], "question").strip(), text_of(str(row["answer"]), "answer").strip()
             yield Question(f"{name}-{index}", asked, answer, evidence, int(row["category"]))

@@ -15,7 +15,7 @@ from kvquilt.document import Document
 from kvquilt.errors import InputError
 from kvquilt.evaluation.checks import check_count
 from kvquilt.evaluation.item import Item
-from kvquilt.evaluation.rows import check_rows, read_rows, text_of
+from kvquilt.evaluation.rows import check_rows, one_row, read_rows, text_of
 from kvquilt.training.exercise import Exercise
 
 _FORM = "must be a list of HotpotQA samples (_id, question, answer, supporting_facts, context)"
@@ -154,22 +154,20 @@ class HotpotQA:
 
 
 def _sample(index: int, row: Any) -> Sample:
-    try:
+    with one_row(f"path[{index}]", _FORM):
         supporting: dict[str, set[int]] = {}
         for title, sentence in _pairs(row["supporting_facts"], "title", "sent_id"):
             supporting.setdefault(title, set()).add(int(sentence))
         paragraphs = tuple(
-            Paragraph(title, tuple(map(text_of, sentences)), frozenset(supporting.pop(title, ())))
+            Paragraph(title, tuple(text_of(s, "context") for s in sentences), frozenset(supporting.pop(title, ())))
             for title, sentences in _pairs(row["context"], "title", "sentences")
         )
-        question, answer = text_of(row["question"]).strip(), text_of(row["answer"]).strip()
-        name, kind = text_of(row["_id" if "_id" in row else "id"]), text_of(row.get("type", ""))
+        question, answer = text_of(row["question"], "question").strip(), text_of(row["answer"], "answer").strip()
+        name, kind = text_of(row["_id" if "_id" in row else "id"], "id"), text_of(row.get("type", ""), "type")
         sample = Sample(name, question, answer, paragraphs, kind)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"path[{index}]", _FORM, type(error).__name__) from error
     if supporting:
         raise InputError(f"path[{index}]", "every supporting title must be among the paragraphs", sample.id)
-    if any(max(p.supporting, default=-1) >= len(p.sentences) for p in paragraphs):
+    if not all(0 <= n < len(p.sentences) for p in paragraphs for n in p.supporting):
         raise InputError(f"path[{index}]", "every supporting sentence must be in its paragraph", sample.id)
     return sample
 

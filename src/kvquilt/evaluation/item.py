@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvquilt.document import Document, check_documents
+from kvquilt.document import Document, check_documents, check_text
 from kvquilt.errors import InputError
 
 
@@ -21,7 +21,8 @@ class Item:
         kind: what sort of question it is, where the task tells sorts apart: scores are also told by kind.
 
     Raises:
-        InputError: no documents, an empty question, no answers or an empty one, gold that is no document.
+        InputError: no documents, an empty question, no answers or an empty one, gold that is no document or one of them
+            twice; a text that is none (see `check_text`).
     """
 
     id: str
@@ -34,6 +35,10 @@ class Item:
     kind: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("id", "question", "group", "kind"):
+            check_text(name, getattr(self, name))
+        for answer in self.answers:
+            check_text("answers", answer)
         check_documents(self.documents)
         if not self.question.strip():
             raise InputError("question", "must not be empty", self.id)
@@ -41,3 +46,5 @@ class Item:
             raise InputError("answers", "at least one is needed and none may be empty", self.id)
         if not all(0 <= index < len(self.documents) for index in self.gold):
             raise InputError("gold", f"must be indices of {len(self.documents)} documents", self.gold)
+        if len(set(self.gold)) < len(self.gold):
+            raise InputError("gold", "must have no document twice", self.gold)

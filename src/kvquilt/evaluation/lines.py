@@ -22,7 +22,7 @@ def read_lines(field: str, path: Path, form: str) -> list[tuple[str, dict[str, A
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # also a name that no file can have
         raise InputError(field, f"the file cannot be read: {error}", str(path)) from None
     found = [(f"line {n}", line) for n, line in enumerate(lines, start=1) if line.strip()]
     if not found:

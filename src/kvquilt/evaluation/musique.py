@@ -17,7 +17,7 @@ from kvquilt.evaluation.checks import check_count
 from kvquilt.evaluation.grading import Metric
 from kvquilt.evaluation.item import Item
 from kvquilt.evaluation.leakage import normalised
-from kvquilt.evaluation.rows import check_rows, read_rows, text_of
+from kvquilt.evaluation.rows import check_rows, one_row, read_rows, text_of
 from kvquilt.evaluation.splits import SPLITS, Divided, check_asked
 
 _FORM = "must be a list of MuSiQue samples (id, question, answer, paragraphs)"
@@ -133,19 +133,22 @@ def _apart(tuning: tuple[Sample, ...], evaluation: tuple[Sample, ...], skipped: 
 def _samples(path: str | Path, sha256: str, skipped: Counter[str]) -> list[Sample]:
     made = []
     for index, row in enumerate(check_rows(read_rows(path, _FORM, sha256), _FORM)):
-        try:
+        with one_row(f"path[{index}]", _FORM):
             if not row.get("answerable", True):
                 skipped["unanswerable"] += 1
                 continue
             paragraphs = tuple(
-                Paragraph(text_of(p["title"]).strip(), text_of(p["paragraph_text"]).strip(), bool(p["is_supporting"]))
+                Paragraph(
+                    text_of(p["title"], "title").strip(),
+                    text_of(p["paragraph_text"], "paragraph_text").strip(),
+                    bool(p["is_supporting"]),
+                )
                 for p in row["paragraphs"]
             )
             answers = (row["answer"], *row.get("answer_aliases", ()))
-            accepted = tuple(dict.fromkeys(each for answer in answers if (each := text_of(answer).strip())))
-            made.append(Sample(text_of(row["id"]), text_of(row["question"]).strip(), accepted, paragraphs))
-        except (AttributeError, KeyError, TypeError) as error:
-            raise InputError(f"path[{index}]", _FORM, type(error).__name__) from error
+            accepted = tuple(dict.fromkeys(each for answer in answers if (each := text_of(answer, "answer").strip())))
+            name, question = text_of(row["id"], "id"), text_of(row["question"], "question").strip()
+            made.append(Sample(name, question, accepted, paragraphs))
         gold = [p for p in paragraphs if p.supporting]
         if not gold or not all(p.text for p in gold):
             raise InputError(f"path[{index}]", "must have supporting paragraphs, none of them empty", made[-1].id)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kvquilt.document import check_text
 from kvquilt.errors import InputError
 
 _HUB = "hf:"
@@ -30,17 +33,23 @@ def read_rows(path: str | Path, form: str, sha256: str = "") -> Any:
         return _hub_rows(str(path).removeprefix(_HUB))
     try:
         raw = Path(path).read_bytes()
-    except OSError as error:
-        raise InputError("path", f"must be a file that can be read: {error.strerror}", str(path)) from error
+    except (OSError, ValueError) as error:  # the latter of a name that none can have
+        said = getattr(error, "strerror", None) or str(error)
+        raise InputError("path", f"must be a file that can be read: {said}", str(path)) from error
     found = hashlib.sha256(raw).hexdigest()
     if sha256 and found != sha256:
         raise InputError("path", f"must have the SHA-256 digest {sha256}", found)
+    if Path(path).suffix.lower() in (".jsonl", ".ndjson"):
+        lines = enumerate(raw.splitlines(), start=1)
+        return [_json(line, f"path: line {n}", form) for n, line in lines if line.strip()]
+    return _json(raw, "path", form)
+
+
+def _json(raw: bytes, where: str, form: str) -> Any:
     try:
-        if Path(path).suffix.lower() in (".jsonl", ".ndjson"):
-            return [json.loads(line) for line in raw.splitlines() if line.strip()]
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise InputError("path", form, "no JSON") from error
+        raise InputError(where, form, "no JSON") from error
 
 
 def _hub_rows(written: str) -> list[Any]:
@@ -70,8 +79,23 @@ def check_rows(rows: Any, form: str) -> list[Any]:
     return rows
 
 
-def text_of(value: object) -> str:
-    """Raises `TypeError`: no text."""
-    if not isinstance(value, str):
-        raise TypeError(type(value).__name__)
-    return value
+@contextmanager
+def one_row(where: str, form: str) -> Iterator[None]:
+    """Inside the block a row is taken apart: what it lacks, or has in another form, is an `InputError`.
+
+    It names the row, and the field as far as that is known; it quotes nothing of what the row says.
+    """
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error.field}", error.rule, error.got) from error
+    except KeyError as error:
+        raise InputError(where, form, f"no {error.args[0]}") from error
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
+        raise InputError(where, form, type(error).__name__) from error
+
+
+def text_of(value: object, field: str) -> str:
+    """Raises `InputError`: no text, or one that cannot be written (`check_text`)."""
+    check_text(field, value)
+    return str(value)

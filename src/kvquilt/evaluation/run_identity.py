@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +56,9 @@ def check_items(items: Sequence[Item]) -> None:
     """Raises `InputError`: no items, or two of one id."""
     if not items:
         raise InputError("items", "at least one is needed")
-    if len({item.id for item in items}) < len(items):
-        raise InputError("items", "no id may occur twice")
+    twice = [name for name, count in Counter(item.id for item in items).items() if count > 1]
+    if twice:
+        raise InputError("items", "no id may occur twice", twice[0])
 
 
 def prompt_ids(engine: Engine, item: Item, room: int) -> bytes:

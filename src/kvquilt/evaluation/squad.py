@@ -18,7 +18,7 @@ from kvquilt.evaluation.checks import check_count, check_name
 from kvquilt.evaluation.grading import Metric
 from kvquilt.evaluation.item import Item
 from kvquilt.evaluation.leakage import check_documents_apart, known
-from kvquilt.evaluation.rows import read_rows, text_of
+from kvquilt.evaluation.rows import one_row, read_rows, text_of
 from kvquilt.evaluation.splits import SPLITS, Divided, check_asked, in_turns
 
 _FORM = "must be SQuAD's: data [title, paragraphs [context, qas [id, question, answers [text]]]], or rows of the hub"
@@ -127,12 +127,10 @@ def _articles(read: Any, skipped: Counter[str]) -> list[Article]:
     except (KeyError, TypeError) as error:
         raise InputError("path", _FORM, type(error).__name__) from error
     for index, article in enumerate(given):
-        try:
+        with one_row(f"path.data[{index}]", _FORM):
             rows = [(p["context"], qa) for p in article["paragraphs"] for qa in p["qas"]]
             contexts = [p["context"] for p in article["paragraphs"]]
             made.append(_article(index, article["title"], contexts, rows, skipped))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"path.data[{index}]", _FORM, type(error).__name__) from error
     return _checked(made)
 
 
@@ -142,13 +140,11 @@ def _hub_articles(rows: list[Any], skipped: Counter[str]) -> list[Article]:
     Where they have no title, as XQuAD's there, a paragraph is an article of its own.
     """
     made = []
-    try:
+    with one_row("path", _FORM):
         for index, (_, group) in enumerate(groupby(rows, lambda row: row.get("title") or row["context"])):
             asked = [(row["context"], row | {"answers": _answers(row["answers"])}) for row in group]
             title = asked[0][1].get("title") or f"paragraph-{index}"
             made.append(_article(index, title, [context for context, _ in asked], asked, skipped))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError("path", _FORM, type(error).__name__) from error
     return _checked(made)
 
 
@@ -159,16 +155,17 @@ def _answers(given: Any) -> list[dict[str, Any]]:
 def _article(
     index: int, title: object, contexts: list[Any], rows: list[tuple[Any, Any]], skipped: Counter[str]
 ) -> Article:
-    paragraphs = tuple(dict.fromkeys(text_of(context).strip() for context in contexts))
+    paragraphs = tuple(dict.fromkeys(text_of(context, "context").strip() for context in contexts))
     questions = []
     for context, row in rows:
-        answers = tuple(dict.fromkeys(each for a in row["answers"] if (each := text_of(a["text"]).strip())))
+        answers = tuple(dict.fromkeys(each for a in row["answers"] if (each := text_of(a["text"], "answers").strip())))
         if not answers:
             skipped["unanswerable"] += 1
             continue
         place = paragraphs.index(context.strip())
-        questions.append(Question(text_of(row["id"]), text_of(row["question"]).strip(), answers, place))
-    return Article(index, text_of(title), paragraphs, tuple(questions))
+        name, text = text_of(row["id"], "id"), text_of(row["question"], "question").strip()
+        questions.append(Question(name, text, answers, place))
+    return Article(index, text_of(title, "title"), paragraphs, tuple(questions))
 
 
 def _checked(articles: list[Article]) -> list[Article]:

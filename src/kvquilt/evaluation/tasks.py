@@ -80,7 +80,8 @@ def _option(name: str, option: str, settings: dict[str, Any]) -> tuple[str, obje
     try:
         return field, value_like(settings[field], field, value)
     except InputError as error:  # that one speaks of methods
-        raise InputError("task", error.rule if error.field == "method" else str(error), error.got) from None
+        rule = error.rule if error.field == "method" else f"{error.field}: {error.rule}"
+        raise InputError("task", rule, error.got) from None
 
 
 def _is_written(field: dataclasses.Field[Any]) -> bool:
