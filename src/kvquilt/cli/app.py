@@ -18,9 +18,11 @@ from kvquilt.cli import (
     doctor,
     eval,
     explain,
+    keys,
     methods,
     models,
     report,
+    serve,
     store,
     study,
     train,
@@ -115,6 +117,8 @@ app.command("tune")(tune.tune)
 app.command("eval")(eval.evaluate)
 app.command("report")(report.report)
 app.command("methods")(methods.methods)
+app.command("serve")(serve.serve)
+app.add_typer(keys.app, name="keys")
 app.add_typer(store.app, name="store")
 app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")

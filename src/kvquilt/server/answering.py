@@ -19,14 +19,16 @@ class Answering:
 
     Args:
         deadline: in the loop's time.
+        among: those whose threads run; it is in there until its own has given everything back.
     """
 
-    def __init__(self, open: Open, ticket: Ticket, deadline: float) -> None:
+    def __init__(self, open: Open, ticket: Ticket, deadline: float, among: set[Answering]) -> None:
         self._open, self._ticket, self._deadline = open, ticket, deadline
         self._loop = asyncio.get_running_loop()
         self._found: asyncio.Queue[str | Answer | BaseException] = asyncio.Queue()  # at most an answer's tokens
         self._stream: Stream | None = None
-        self._stopped = False
+        self._stopped, self._among = False, among
+        among.add(self)
         self.thread = threading.Thread(target=self._run, name="kvquilt-answer", daemon=True)
         self.thread.start()
 
@@ -64,7 +66,11 @@ class Answering:
         except Exception as error:  # noqa: BLE001  raised where the answer is waited for
             self._tell(self._found.put_nowait, error)
         finally:
-            self._tell(self._ticket.leave)
+            self._tell(self._leave)
+
+    def _leave(self) -> None:
+        self._among.discard(self)
+        self._ticket.leave()
 
     def _tell(self, call: Callable[..., None], *values: object) -> None:
         if not self._loop.is_closed():

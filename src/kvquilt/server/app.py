@@ -6,16 +6,27 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from kvquilt.server import completions, documents, models, state
+from kvquilt.server.access import guard
 from kvquilt.server.failures import RefusalError
 from kvquilt.server.middleware import Around
 from kvquilt.server.record import record_of
 from kvquilt.server.service import Service
+
+# FastAPI tells whatever OpenTelemetry finds in the process; what is told of requests here is in metrics and log alone
+SILENT: TelemetryConfig = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
 
 
 def make_app(service: Service) -> FastAPI:
@@ -29,13 +40,13 @@ def make_app(service: Service) -> FastAPI:
         finally:
             await asyncio.to_thread(service.stop)
 
-    app = FastAPI(title="kvquilt", openapi_url=None, lifespan=lifespan)
+    app = FastAPI(title="kvquilt", openapi_url=None, lifespan=lifespan, telemetry=SILENT)
     app.include_router(state.routes(service))
     for each in (completions, documents, models):
-        app.include_router(each.routes(service))
+        app.include_router(each.routes(service), dependencies=[Depends(guard(service.keyring))])
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(RequestValidationError, _bad_query)
-    app.add_middleware(Around)
+    app.add_middleware(Around, ended=service.metrics.ended)
     return app
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from kvquilt.compiling import CompileReport
 from kvquilt.engine import Engine
 from kvquilt.errors import InputError, KvquiltError
 from kvquilt.prompt import Document, segment_ids
@@ -27,11 +28,13 @@ class Compiler:
 
     Args:
         gate: where a tenant has no verdict and nothing more to compile, measure whether reuse is safe.
+        reported: told of every portion that was compiled.
     """
 
     engine: Engine
     library: Library
     gate: bool
+    reported: Callable[[CompileReport], object]
     _stopping: bool = False
     _measured: set[str | None] = field(default_factory=set)
     _thread: threading.Thread = field(init=False, repr=False)
@@ -129,7 +132,8 @@ class Compiler:
                     entry.progress = done, total
             self._check()
 
-        self.engine.compile([document for _, document in held], tenant, gate=False, progress=progress)
+        documents = [document for _, document in held]
+        self.reported(self.engine.compile(documents, tenant, gate=False, progress=progress))
 
     def _measure(self, tenant: str | None) -> None:
         self._measured.add(tenant)

@@ -57,15 +57,15 @@ async def _answered(service: Service, request: Request, asked: ChatAsked | TextA
 
     if not asked.stream:
         answer = await while_there(request.receive, whole())
-        record.answered(answer)
+        service.answered(record, answer)
         return JSONResponse(shape.whole(answer))
     # what fails before the first piece has a status of its own
     answering, found = await while_there(request.receive, first())
-    return Events(_events(answering, found, shape, record), answering.stop)
+    return Events(_events(service, answering, found, shape, record), answering.stop)
 
 
 async def _events(
-    answering: Answering, found: str | Answer, shape: Shape, record: Record
+    service: Service, answering: Answering, found: str | Answer, shape: Shape, record: Record
 ) -> AsyncGenerator[bytes, None]:
     try:
         for each in shape.opening():
@@ -73,7 +73,7 @@ async def _events(
         while isinstance(found, str):
             yield shape.piece(found)
             found = await answering.next()
-        record.answered(found)
+        service.answered(record, found)
         for each in shape.ending(found):
             yield each
     except Exception as error:  # noqa: BLE001  the status is sent: the stream itself must say it

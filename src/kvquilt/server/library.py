@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -173,6 +173,12 @@ class Library:
                     self._shelves[tenant].move_to_end(entry.id, last=False)
                 self._waiters.append(partial(loop.call_soon_threadsafe, turn.set))
             await turn.wait()
+
+    def counts(self) -> dict[str, int]:
+        """Documents of all tenants by state."""
+        with self.changed:
+            found = Counter(entry.state for shelf in self._shelves.values() for entry in shelf.values())
+        return {state.value: found[state] for state in State}
 
     def notify(self) -> None:
         """Wake all who wait for a change; with `changed` held."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvquilt.server.record import Record
 
-log = logging.getLogger("kvquilt.server")
+log, _uvicorn = logging.getLogger("kvquilt.server"), logging.getLogger("uvicorn.error")
 
 
 class JsonLines(logging.Formatter):
@@ -23,13 +23,20 @@ class JsonLines(logging.Formatter):
 
 
 def to_stderr(level: str) -> logging.Handler:
-    """Send the server's log to stderr from `level` on; returns the handler, to be removed at the end."""
+    """Send the server's log, and uvicorn's warnings, to stderr from `level` on; returns the handler to `detach`."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
-    log.addHandler(handler)
-    log.setLevel(level.upper())
-    log.propagate = False  # the command line's own remarks would say everything twice
+    for each, least in ((log, level), (_uvicorn, "warning" if level in ("debug", "info") else level)):
+        each.addHandler(handler)
+        each.setLevel(least.upper())
+        each.propagate = False  # the command line's own remarks would say everything twice
     return handler
+
+
+def detach(handler: logging.Handler) -> None:
+    for each in (log, _uvicorn):
+        each.removeHandler(handler)
+        each.propagate = True
 
 
 def finished(record: Record) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
+from collections.abc import Callable
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
@@ -18,10 +20,10 @@ GONE = 499  # as nginx calls it in its log; nobody is there to read it
 
 
 class Around:
-    """The outermost application."""
+    """The outermost application; `ended` is told of every request at its end."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, ended: Callable[[Record], object]) -> None:
+        self._app, self._ended = app, ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -40,12 +42,16 @@ class Around:
             await self._app(scope, receive, sent)
         except ClientGoneError:
             record.status, record.fault = GONE, "client_gone"
+        except asyncio.CancelledError:
+            record.fault = "cut_off"  # the server's grace is over
+            raise
         except Exception as error:  # noqa: BLE001  nothing that happens in a request ends the server
             await self._failed(error, record, scope, receive, sent)
         finally:
             # the template, so that ids of documents in paths make no labels
             record.path = getattr(scope.get("route"), "path", "")
             logs.finished(record)
+            self._ended(record)
 
     async def _failed(self, error: Exception, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
         told = refusal(error)

@@ -55,6 +55,7 @@ def make_server(service: Service) -> uvicorn.Server:
         access_log=False,
         lifespan="on",
         ws="none",
+        proxy_headers=False,
         server_header=False,
         date_header=False,
         limit_concurrency=limits.queue + limits.streams + _SPARE,

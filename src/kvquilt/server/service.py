@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvquilt.answer import Stream
+from kvquilt.answer import Answer, Stream
 from kvquilt.engine import Engine
 from kvquilt.prompt import Prompt
 from kvquilt.server.answering import Answering
 from kvquilt.server.compiler import Compiler
 from kvquilt.server.failures import RefusalError
 from kvquilt.server.fields import ChatAsked, TextAsked, TokenizeAsked
+from kvquilt.server.keys import Keyring
 from kvquilt.server.library import Entry, Library
 from kvquilt.server.limits import Limits
 from kvquilt.server.messages import make_prompt, named_in, parts_in
+from kvquilt.server.metrics import Metrics, Standing
+from kvquilt.server.record import Record
 from kvquilt.server.scheduler import Scheduler, Ticket
 from kvquilt.server.texts import Texts, Uploaded
 
@@ -29,31 +33,54 @@ class Service:
     Attributes:
         name: what clients call the model.
         folder: where uploaded texts are kept.
+        keyring: whose keys are taken; None for one nameless tenant.
     """
 
     engine: Engine
     name: str
     folder: Path
     limits: Limits = field(default_factory=Limits)
+    keyring: Keyring | None = None
     scheduler: Scheduler = field(init=False)
     library: Library = field(init=False)
     compiler: Compiler = field(init=False)
+    metrics: Metrics = field(init=False)
+    running: bool = field(init=False, default=False)
+    _answers: set[Answering] = field(default_factory=set, repr=False)
     _reading: ThreadPoolExecutor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.limits)
         self.library = Library(Texts(self.folder), self.limits.stored)
-        self.compiler = Compiler(self.engine, self.library, self.engine.settings.method == "auto")
+        self.metrics = Metrics(self.name)
+        gate = self.engine.settings.method == "auto"
+        self.compiler = Compiler(self.engine, self.library, gate, self.metrics.compiled)
+        self.metrics.registry.register(Standing(self.engine, self.scheduler, self.library))
         self._reading = ThreadPoolExecutor(1, "kvquilt-prompt")
+
+    @property
+    def tenants(self) -> tuple[str | None, ...]:
+        return (None,) if self.keyring is None else self.keyring.file.tenants
 
     def start(self) -> None:
         """Begin to compile what was uploaded earlier and is not stored."""
-        self.compiler.start([None])
+        self.compiler.start(self.tenants)
+        self.running = True
 
     def stop(self) -> None:
         """End what runs in the background; what is compiled is stored."""
+        self.running = False
+        end = time.monotonic() + self.limits.grace
         self.compiler.stop(self.limits.grace)
+        for answering in list(self._answers):  # those that the grace was too short for
+            answering.stop()
+            answering.thread.join(max(0.0, end - time.monotonic()))
         self._reading.shutdown(wait=False, cancel_futures=True)
+
+    def answered(self, record: Record, answer: Answer) -> None:
+        """Note a finished answer where it is counted and logged."""
+        record.answered(answer)
+        self.metrics.answered(answer)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
@@ -72,7 +99,7 @@ class Service:
             raise RefusalError(400, "too_many_documents", f"more than {self.limits.documents} documents in a prompt")
         limit = min(self.limits.deadline, asked.kvquilt.deadline or self.limits.deadline)
         deadline = asyncio.get_running_loop().time() + limit
-        ticket = self.scheduler.enter(tenant)
+        ticket = self.scheduler.enter(tenant, len(self.tenants))
         try:
             async with asyncio.timeout_at(deadline):
                 return await self._begin(asked, tenant, ticket, deadline)
@@ -130,7 +157,7 @@ class Service:
         def open(begun: Callable[[], None]) -> Stream:
             return self.engine.stream(prompt, **options, tenant=tenant, begun=begun)
 
-        return Answering(open, ticket, deadline)
+        return Answering(open, ticket, deadline, self._answers)
 
     def _bytes(self, tokens: int) -> int:
         """Of a cache, which has room for whole blocks of 64."""

@@ -1,10 +1,14 @@
-"""``/health`` and ``/ready``."""
+"""``/health``, ``/ready`` and ``/metrics``: for who watches the server; no key is needed."""
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
+from kvquilt.server.failures import RefusalError
 from kvquilt.server.service import Service
 
 
@@ -17,6 +21,12 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/ready")
     async def ready() -> Response:
+        if not service.running:
+            raise RefusalError(503, "stopping", "the server is about to stop", retry_after=5)
         return JSONResponse({"status": "ready", "model": service.name})
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        return Response(await asyncio.to_thread(service.metrics.text), media_type=CONTENT_TYPE_LATEST)
 
     return router

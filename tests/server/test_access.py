@@ -1,0 +1,136 @@
+"""Keys and tenants: who may ask, whose documents are whose, and what the key file gives away."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from kvquilt.errors import InputError
+from kvquilt.identity import namespace
+from kvquilt.server.keys import KeyFile, Keyring
+from tests.server.running import MODEL, Served, serving, until
+
+
+def key_file(path: Path, *tenants: str) -> list[str]:
+    held, secrets = KeyFile(), []
+    for tenant in tenants:
+        held, _, secret = held.added(tenant)
+        secrets.append(secret)
+    held.write(path)
+    return secrets
+
+
+def ask(served: Served, key: str, name: str) -> Any:
+    content: Any = [{"type": "document", "id": name}, {"type": "text", "text": "When?"}]
+    return served.client(key).chat.completions.create(
+        model=MODEL, temperature=0, max_tokens=3, messages=[{"role": "user", "content": content}],
+        extra_body={"kvquilt": {"method": "none"}},
+    )  # fmt: skip
+
+
+def test_tenants_see_neither_each_others_documents_nor_their_segments(tmp_path: Path) -> None:
+    ann, bob = key_file(tmp_path / "keys", "ann", "bob")
+    with serving(directory=tmp_path / "store", keyring=Keyring(tmp_path / "keys")) as served:
+        text = "The bakery opens at six, but never on Mondays."
+        served.http(ann).post("/v1/documents", json={"id": "hours", "text": text})
+        assert ask(served, ann, "hours").kvquilt["documents"][0]["source"] == "memory"
+        assert served.http(bob).get("/v1/documents").json()["data"] == []
+        for call in (
+            lambda: served.http(bob).get("/v1/documents/hours"),
+            lambda: served.http(bob).delete("/v1/documents/hours"),
+        ):
+            assert call().status_code == 404
+        with pytest.raises(openai.NotFoundError):
+            ask(served, bob, "hours")
+        served.http(bob).post("/v1/documents", json={"id": "hours", "text": text})
+        until(lambda: served.http(bob).get("/v1/documents/hours").json()["state"] == "ready")
+        spaces = {row.key.namespace for row in served.engine.store.ls()}
+        assert {namespace("ann"), namespace("bob")} <= spaces
+        served.http(bob).delete("/v1/documents/hours")
+        assert ask(served, ann, "hours").kvquilt["documents"][0]["source"] in ("memory", "disk")
+        served.rests()
+
+
+def test_without_a_key_or_with_a_wrong_one_nothing_is_told(tmp_path: Path) -> None:
+    (ann,) = key_file(tmp_path / "keys", "ann")
+    with serving(keyring=Keyring(tmp_path / "keys")) as served:
+        for wrong in ("-", "kvq-" + "A" * 43, ann[:-1], ann + "x", "ünïcode", "x" * 5000):
+            headers = {"authorization": f"Bearer {wrong}".encode()}
+            for path in ("/v1/models", "/v1/documents"):
+                told = served.http().get(path, headers=headers)
+                assert (told.status_code, told.json()["error"]["code"]) == (401, "invalid_api_key")
+        with pytest.raises(openai.AuthenticationError):
+            served.client("wrong").models.list()
+        assert served.http().get("/health").status_code == 200
+        assert [model.id for model in served.client(ann).models.list()] == [MODEL]
+
+
+def test_a_revoked_key_is_refused_at_once_and_a_new_one_taken(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    ann, bob = key_file(path, "ann", "bob")
+    with serving(keyring=Keyring(path)) as served:
+        assert served.http(ann).get("/v1/models").status_code == 200
+        held = KeyFile.read(path)
+        held, _, cid = held.without(held.keys[0].id).added("cid")
+        held.write(path)
+        assert [served.http(key).get("/v1/models").status_code for key in (ann, bob, cid)] == [401, 200, 200]
+        path.write_text("{}")
+        assert served.http(bob).get("/v1/models").status_code == 401
+        held.write(path)
+        assert served.http(bob).get("/v1/models").status_code == 200
+
+
+def test_the_file_holds_no_key_and_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    first, second = key_file(path, "ann", "ann")
+    assert path.stat().st_mode & 0o777 == 0o600
+    text = path.read_text()
+    assert first[4:] not in text
+    assert second[4:] not in text
+    held = KeyFile.read(path)
+    assert [held.owner(each) for each in (first, second, first[:-1], "")] == ["ann", "ann", None, None]
+    assert len({key.digest for key in held.keys}) == 2
+    assert "digest" not in repr(held.keys[0])
+    path.chmod(0o640)
+    with pytest.raises(InputError, match="chmod 600"):
+        KeyFile.read(path)
+
+
+def test_every_key_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from kvquilt.server import keys
+
+    secrets = key_file(tmp_path / "keys", "a", "b", "c")
+    seen, compare = [], keys.hmac.compare_digest
+    monkeypatch.setattr(keys.hmac, "compare_digest", lambda x, y: seen.append(y) or compare(x, y))
+    held = KeyFile.read(tmp_path / "keys")
+    for secret in (secrets[0], "wrong"):
+        seen.clear()
+        held.owner(secret)
+        assert len(seen) == 3
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"version": 2, "salt": "", "keys": []}', '{"version": 1, "salt": "zz", "keys": []}',
+                '{"version": 1, "salt": "00", "keys": [{"id": "a"}]}'],
+)  # fmt: skip
+def test_a_damaged_file_is_told(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "keys"
+    path.touch(mode=0o600)
+    path.write_text(content)
+    with pytest.raises(InputError, match="api-keys"):
+        Keyring(path)
+
+
+def test_without_keys_only_names_of_this_machine_are_answered() -> None:
+    with serving() as served:
+        http = served.http()
+        assert http.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
+        assert http.get("/v1/models", headers={"host": "localhost:80"}).status_code == 200
+        assert http.get("/v1/models", headers={"host": "[::1]:80"}).status_code == 200
+        # a form of a foreign page reaches the server without being asked first, but only as another type
+        sent = json.dumps({"text": "planted"})
+        assert http.post("/v1/documents", content=sent, headers={"content-type": "text/plain"}).status_code == 415
