@@ -44,6 +44,7 @@ class Served:
     def rests(self) -> None:
         """All that requests took is given back, within a moment."""
         until(lambda: self.service.scheduler.streams == 0 and self.service.scheduler.waiting == 0)
+        until(lambda: self.service.compiler.idle)
         self.service.scheduler.check_integrity()
         at_rest(self.engine)
 

@@ -26,8 +26,9 @@ class _StoppedError(Exception):
 class Compiler:
     """One thread; `start` and `stop` it once.
 
-    Args:
+    Attributes:
         gate: where a tenant has no verdict and nothing more to compile, measure whether reuse is safe.
+        idle: nothing is queued, nor measured.
         reported: told of every portion that was compiled.
     """
 
@@ -35,6 +36,7 @@ class Compiler:
     library: Library
     gate: bool
     reported: Callable[[CompileReport], object]
+    idle: bool = False
     _stopping: bool = False
     _measured: set[str | None] = field(default_factory=set)
     _thread: threading.Thread = field(init=False, repr=False)
@@ -67,7 +69,9 @@ class Compiler:
         while True:
             with self.library.changed:
                 while (work := self._next(turn)) is None and not self._stopping:
+                    self.idle = True
                     self.library.changed.wait()
+                self.idle = False
                 if work is None or self._stopping:
                     return
                 tenant, entries = work

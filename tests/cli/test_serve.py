@@ -1,0 +1,91 @@
+"""`kvquilt serve` as a process of its own, and `kvquilt keys`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+
+def test_keys_are_made_named_and_revoked(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    made = run("keys", "add", "--file", file, "ann", "--json").json
+    plain = run("keys", "add", "--file", file, "bob")
+    assert plain.out.strip().startswith("kvq-")
+    assert made["key"] not in file.read_text()
+    assert plain.out.strip() not in run("keys", "list", "--file", file).out
+    assert [each["tenant"] for each in run("keys", "list", "--file", file, "--json").json] == ["ann", "bob"]
+    assert run("keys", "revoke", "--file", file, made["id"]).code == 0
+    assert [each["tenant"] for each in run("keys", "list", "--file", file, "--json").json] == ["bob"]
+    assert run("keys", "revoke", "--file", file, made["id"]).code == 2
+    assert run("keys", "list", "--file", tmp_path / "none").code == 2
+    assert run("keys", "add", "--file", file, " ").code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--host", "0.0.0.0"), "--api-keys"),
+        (("--host", "::"), "--api-keys"),
+        (("--host", "example.invalid"), "--api-keys"),
+        (("--api-keys", "nowhere.json"), "no such file"),
+        (("--method", "nonsense"), "nonsense"),
+        (("--method", "kv-packet"), "--writer PATH"),
+    ],
+)
+def test_what_cannot_be_served_is_told_before_a_model_is_loaded(run: Any, arguments: Any, told: str) -> None:
+    outcome = run("serve", "no-such-model", *arguments)
+    assert outcome.code == 2
+    assert told in outcome.err
+
+
+def test_a_port_that_is_taken_is_told(run: Any) -> None:
+    from kvquilt.server.running import listening
+
+    taken = listening("127.0.0.1", 0)
+    taken.listen()
+    try:
+        outcome = run("serve", "no-such-model", "--port", taken.getsockname()[1])
+    finally:
+        taken.close()
+    assert (outcome.code, "cannot listen there" in outcome.err) == (2, True)
+
+
+def test_a_process_answers_logs_and_stops_when_told(model_folder: Path, tmp_path: Path) -> None:
+    asked = ["serve", str(model_folder), "--port", "0", "--method", "none", "--threads", "1"]
+    command = [sys.executable, "-c", "from kvquilt.cli import main; main()", *asked]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ})
+    assert process.stderr is not None
+    try:
+        at = re.search(r"http://[\d.:]+/v1", process.stderr.readline())
+        assert at is not None
+        with openai.OpenAI(base_url=at.group(), api_key="-", max_retries=0) as client:
+            content: Any = [
+                {"type": "document", "id": "secret-hours", "text": "The bakery opens at six."},
+                {"type": "text", "text": "When?"},
+            ]
+            answer = client.chat.completions.create(
+                model=client.models.list().data[0].id, messages=[{"role": "user", "content": content}], max_tokens=3
+            )
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens_details is not None
+            assert answer.usage.prompt_tokens_details.cached_tokens
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+        process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+    lines = [json.loads(line) for line in rest.splitlines() if line.startswith("{")]
+    paths = [(line["path"], line["status"]) for line in lines if line["event"] == "request"]
+    assert paths == [("/v1/models", 200), ("/v1/chat/completions", 200)]
+    assert "bakery" not in rest
