@@ -179,3 +179,24 @@ def test_lines_before_a_bad_one_stay(served: Served) -> None:
     assert told.status_code == 400
     assert "1 documents before it were taken" in told.json()["error"]["message"]
     assert [each["id"] for each in served.http().get("/v1/documents").json()["data"]] == ["with"]
+
+
+def test_a_tenant_keeps_no_more_than_it_may(tmp_path: Path) -> None:
+    with serving(Limits(stored=2), tmp_path) as served:
+        http = served.http()
+        told = http.post("/v1/documents", json={"documents": body(3)})
+        assert (told.status_code, told.json()["error"]["code"]) == (400, "too_many_documents")
+        assert http.get("/v1/documents").json()["data"] == []
+        assert not list(served.service.folder.rglob("*.json"))
+        for _ in range(2):  # the second time they are there already
+            assert http.post("/v1/documents", json={"documents": body(2)}).status_code == 202
+        assert http.post("/v1/documents", json={"text": "one more"}).status_code == 400
+
+
+def test_a_text_that_cannot_be_read_any_more_is_no_document(served: Served) -> None:
+    served.http().post("/v1/documents", json=body(1)[0])
+    until(lambda: state(served, "with") == "ready")
+    (path,) = served.service.folder.rglob("*.json")
+    path.write_bytes(b"{")
+    with pytest.raises(openai.NotFoundError):
+        ask(served, "with")

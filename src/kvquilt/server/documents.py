@@ -32,10 +32,11 @@ def routes(service: Service) -> APIRouter:
         if isinstance(data, dict) and "documents" in data:
             several = [_uploaded(part) for part in checked(UploadedParts, data).documents]
             check_documents([each.document for each in several])
-            entries = [await asyncio.to_thread(service.keep, tenant, each) for each in several]
+            entries = await asyncio.to_thread(service.keep, tenant, several)
             return JSONResponse({"object": "list", "data": [each.as_dict() for each in entries]}, ACCEPTED)
         one = _uploaded(checked(UploadedPart, data))
-        return JSONResponse((await asyncio.to_thread(service.keep, tenant, one)).as_dict(), ACCEPTED)
+        (entry,) = await asyncio.to_thread(service.keep, tenant, [one])
+        return JSONResponse(entry.as_dict(), ACCEPTED)
 
     @router.get("/v1/documents")
     async def listed(
@@ -71,7 +72,7 @@ async def _stream(service: Service, request: Request, tenant: str | None) -> dic
     try:
         async for data in read_lines(request, service.limits):
             uploaded = _uploaded(checked(UploadedPart, data))
-            await asyncio.to_thread(service.keep, tenant, uploaded)
+            await asyncio.to_thread(service.keep, tenant, [uploaded])
             taken += 1
     except Exception as error:  # noqa: BLE001  told with how far it came
         told = refusal(error)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
+from itertools import compress
 from typing import Any
 
 from kvquilt.prompt import Document
@@ -46,6 +47,10 @@ class Entry:
     progress: tuple[int, int] | None = None
     error: str | None = None
 
+    def same(self, other: Entry) -> bool:
+        """Whether both are the same document."""
+        return (self.id, self.digest, self.title) == (other.id, other.digest, other.title)
+
     def as_dict(self) -> dict[str, Any]:
         done = None if self.progress is None else {"done": self.progress[0], "total": self.progress[1]}
         return {
@@ -82,29 +87,29 @@ class Library:
                 self.notify()
             return self._shelves[tenant]
 
-    def put(self, tenant: str | None, uploaded: Uploaded) -> Entry:
-        """Take a document; under an id that is there it replaces the text, and the same text changes nothing.
+    def put(self, tenant: str | None, several: Sequence[Uploaded]) -> list[Entry]:
+        """Take documents; under an id that is there one replaces the text, and the same text changes nothing.
 
         Raises:
-            RefusalError: the tenant has as many as it may.
-            StoreUnavailableError: the text cannot be kept.
+            RefusalError: the tenant would have more than it may; none is taken.
+            StoreUnavailableError: a text cannot be kept.
         """
-        shelf, entry = self.shelf(tenant), _entry(uploaded)
+        shelf, entries = self.shelf(tenant), [_entry(each) for each in several]
         with self._writing:
             with self.changed:
-                known = shelf.get(entry.id)
-                if known is not None and (known.digest, known.title) == (entry.digest, entry.title):
-                    if known.state is State.FAILED:
-                        known.state, known.error = State.QUEUED, None
-                        self.notify()
-                    return known
-                if known is None and len(shelf) >= self.stored:
-                    raise RefusalError(400, "too_many_documents", f"more than {self.stored} documents are stored")
-            self.texts.write(tenant, uploaded)
+                known = {each.id: shelf[each.id] for each in entries if each.id in shelf}
+            if len(shelf) + len({each.id for each in entries} - known.keys()) > self.stored:
+                raise RefusalError(400, "too_many_documents", f"more than {self.stored} documents would be stored")
+            new = [not (each.id in known and known[each.id].same(each)) for each in entries]
+            for uploaded in compress(several, new):
+                self.texts.write(tenant, uploaded)
             with self.changed:
-                shelf[entry.id] = entry
+                shelf.update((entry.id, entry) for entry in compress(entries, new))
+                for entry in known.values():
+                    if entry.state is State.FAILED:  # asked for again
+                        entry.state, entry.error = State.QUEUED, None
                 self.notify()
-            return entry
+                return [shelf[entry.id] for entry in entries]
 
     def get(self, tenant: str | None, id: str) -> Entry:
         """

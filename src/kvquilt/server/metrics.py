@@ -118,7 +118,8 @@ class Standing:
             "damage": CounterMetricFamily("kvquilt:integrity_failures", "Segments found damaged.", labels=["tier"]),
         }
         for tier, stats in tiers.items():
-            held.add_metric([tier], stats.bytes)
+            if stats.bytes is not None:  # a tier elsewhere need not know
+                held.add_metric([tier], stats.bytes)
             families["store_hits"].add_metric([tier], stats.hits)
             families["store_errors"].add_metric([tier], sum(stats.failures.values()))
             families["evictions"].add_metric([tier], stats.evictions)

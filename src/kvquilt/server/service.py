@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,17 +111,18 @@ class Service:
             ticket.leave()
             raise
 
-    def keep(self, tenant: str | None, uploaded: Uploaded) -> Entry:
-        """Take an uploaded document; what was compiled of another text under its id goes.
+    def keep(self, tenant: str | None, several: Sequence[Uploaded]) -> list[Entry]:
+        """Take uploaded documents; what was compiled of another text under one of their ids goes.
 
         Raises:
             RefusalError, StoreUnavailableError: see `Library.put`.
         """
-        before = self.library.texts.read(tenant, uploaded.id)
-        entry = self.library.put(tenant, uploaded)
-        if before is not None and not self.library.stands(tenant, before.digest):
-            self.compiler.discard(before.document, tenant)
-        return entry
+        before = [self.library.texts.read(tenant, each.id) for each in several]
+        entries = self.library.put(tenant, several)
+        for old in before:
+            if old is not None and not self.library.stands(tenant, old.digest):
+                self.compiler.discard(old.document, tenant)
+        return entries
 
     def forget(self, tenant: str | None, name: str) -> None:
         """Delete an uploaded document and what was compiled of it.
