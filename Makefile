@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: env demo test lint types docs docs-check bench clean
+.PHONY: env demo serve-demo test lint types docs docs-check bench clean
 .DEFAULT_GOAL := env
 
 env: $(STAMP)
@@ -23,6 +23,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: env
 	$(BIN)/kvquilt models fetch smollm2
 	$(BIN)/kvquilt demo
+
+serve-demo: env
+	$(BIN)/kvquilt models fetch smollm2
+	$(BIN)/kvquilt serve smollm2
 
 test: env
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
