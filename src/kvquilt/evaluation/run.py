@@ -16,6 +16,7 @@ from kvquilt.evaluation.preparing import Preparation
 from kvquilt.evaluation.run_config import RunConfig
 from kvquilt.evaluation.run_controls import failed, tried
 from kvquilt.evaluation.run_folder import EvaluationFolder, Line
+from kvquilt.evaluation.run_forms import check_lines, check_run
 from kvquilt.evaluation.run_identity import begun, identity, rankings
 from kvquilt.evaluation.sounding import Sounder
 
@@ -96,10 +97,13 @@ class Run:
         others = partners(self.items) if any(arm.deranged for arm in arms) else {}
         files = EvaluationFolder(self.folder)
         with files.held():
+            if (there := files.read_run()) is not None:
+                check_run(files.run, there)
             controls = begun(files, run, self.about, self.items, lambda: tried(self.engine, self.items[0], arms))
             refused = failed(controls)
             files.drop_half_line()
             lines = files.read_lines()
+            check_lines(files.lines, lines)
             self._go_on(files, measured(arms, refused), lines, others, progress)
         return Finished(tuple(lines), refused)
 
@@ -147,7 +151,10 @@ def read_finished(folder: Path) -> Finished:
     files = EvaluationFolder(folder)
     if (stored := files.read_run()) is None:
         raise InputError("folder", "holds no run", str(folder))
-    return Finished(tuple(files.read_lines()), failed(stored["controls"]))
+    check_run(files.run, stored)
+    lines = files.read_lines()
+    check_lines(files.lines, lines)
+    return Finished(tuple(lines), failed(stored["controls"]))
 
 
 @dataclass(eq=False, slots=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvquilt.errors import IntegrityError
+from kvquilt.errors import IntegrityError, StoreUnavailableError
+from kvquilt.evaluation.run_forms import check_texts
 from kvquilt.files import add_line, held, write_atomically, writing
 
 Line = dict[str, Any]
@@ -64,12 +65,13 @@ class EvaluationFolder:
 
         Raises:
             IntegrityError: it is damaged.
+            StoreUnavailableError: it is there and cannot be read, as of all that follows.
         """
-        try:
-            found = json.loads(self.run.read_bytes())
-        except FileNotFoundError:
+        if (raw := bytes_of(self.run)) is None:
             return None
-        except ValueError as error:
+        try:
+            found = json.loads(raw)
+        except (ValueError, RecursionError) as error:
             raise IntegrityError(f"{self.run}: not the description of a run") from error
         if not isinstance(found, dict) or not {"run", "about", "controls"} <= found.keys():
             raise IntegrityError(f"{self.run}: not the description of a run")
@@ -77,10 +79,8 @@ class EvaluationFolder:
 
     def read_items(self) -> list[Line]:
         """Raises `IntegrityError`: damaged."""
-        try:
-            raw = self.items.read_bytes()
-        except FileNotFoundError as error:
-            raise IntegrityError(f"{self.items} is missing") from error
+        if (raw := bytes_of(self.items)) is None:
+            raise IntegrityError(f"{self.items} is missing")
         return [_line(self.items, number, each) for number, each in enumerate(raw.splitlines(), start=1)]
 
     def read_texts(self) -> dict[str, Line]:
@@ -89,12 +89,11 @@ class EvaluationFolder:
         Raises:
             IntegrityError: damaged.
         """
-        try:
-            raw = self.texts.read_bytes()
-        except FileNotFoundError:
+        if (raw := bytes_of(self.texts)) is None:
             return {}
-        read = (_line(self.texts, number, each) for number, each in enumerate(raw.splitlines(), start=1))
-        return {str(each["item"]): each for each in read}
+        read = [_line(self.texts, number, each) for number, each in enumerate(raw.splitlines(), start=1)]
+        check_texts(self.texts, read)
+        return {each["item"]: each for each in read}
 
     def read_lines(self) -> list[Line]:
         """All whole lines: one that is half written, as the last may be, does not count.
@@ -108,7 +107,7 @@ class EvaluationFolder:
         """The same one by one: all of them together may be large."""
         if not self.lines.exists():
             return
-        with self.lines.open("rb") as lines:
+        with _readable(self.lines), self.lines.open("rb") as lines:
             for number, raw in enumerate(lines, start=1):
                 if raw.endswith(b"\n"):
                     yield _line(self.lines, number, raw)
@@ -132,6 +131,19 @@ class EvaluationFolder:
         add_line(self.lines, line)
 
 
+def bytes_of(path: Path) -> bytes | None:
+    """What a file holds; None where there is none.
+
+    Raises:
+        StoreUnavailableError: it cannot be read.
+    """
+    with _readable(path):
+        try:
+            return path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
 def by_item(lines: Iterable[Line]) -> dict[str, dict[str, Line]]:
     """Item -> arm -> line, in the lines' order."""
     found: dict[str, dict[str, Line]] = {}
@@ -140,10 +152,18 @@ def by_item(lines: Iterable[Line]) -> dict[str, dict[str, Line]]:
     return found
 
 
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailableError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
 def _line(path: Path, number: int, raw: bytes) -> Line:
     try:
         found = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise IntegrityError(f"{path}: line {number} is damaged") from error
     if not isinstance(found, dict):
         raise IntegrityError(f"{path}: line {number} is damaged")

@@ -12,6 +12,7 @@ from kvquilt.errors import InputError, IntegrityError
 from kvquilt.evaluation.item import Item
 from kvquilt.evaluation.run_config import RunConfig, differences
 from kvquilt.evaluation.run_folder import EvaluationFolder
+from kvquilt.evaluation.run_forms import check_stored_items
 from kvquilt.evaluation.sounding import gold_ids
 from kvquilt.identity import digest_fields, encode_ids
 from kvquilt.retrieval import ranked_documents
@@ -113,6 +114,7 @@ def rankings(files: EvaluationFolder, items: Sequence[Item]) -> list[list[int]]:
         IntegrityError: the folder is damaged, or has other items.
     """
     kept = files.read_items()
+    check_stored_items(files.items, kept)
     if [each.get("item") for each in kept] != [item.id for item in items]:
         raise IntegrityError(f"{files.items}: not the items of this run")
     return [each["ranking"] for each in kept]

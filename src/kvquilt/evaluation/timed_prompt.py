@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 from kvquilt.errors import IntegrityError
 from kvquilt.evaluation.arms import FULL
+from kvquilt.evaluation.run_folder import bytes_of
 from kvquilt.evaluation.timing import Timing
 from kvquilt.files import write_atomically, writing
 
 NAME = "timing.json"
+_ABOUT = {"machine", "device", "dtype", "threads", "load"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +41,15 @@ def read_timing(folder: Path) -> tuple[TimedPrompt, ...]:
     """What was timed of the run in a folder; nothing where nothing was.
 
     Raises:
-        IntegrityError: it is damaged.
+        IntegrityError: it is damaged: a clock that went backwards included.
+        StoreUnavailableError: it cannot be read.
     """
     path = folder / NAME
-    try:
-        return tuple(_prompt(each) for each in json.loads(path.read_bytes())["prompts"])
-    except FileNotFoundError:
+    if (raw := bytes_of(path)) is None:
         return ()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    try:
+        return tuple(_prompt(each) for each in json.loads(raw)["prompts"])
+    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise IntegrityError(f"{path}: not the times of a run") from error
 
 
@@ -64,4 +68,11 @@ def _prompt(stored: Mapping[str, Any]) -> TimedPrompt:
     rounds = len(arms[FULL].wall)
     if rounds < 2 or any(len(each) != rounds for timing in arms.values() for each in (timing.wall, timing.processor)):
         raise ValueError("arms")
-    return TimedPrompt(stored["item"], stored["tokens"], arms, dict(stored["compile"]), dict(stored["about"]))
+    compiling = {name: float(seconds) for name, seconds in stored["compile"].items()}
+    times = [seconds for timing in arms.values() for seconds in (*timing.wall, *timing.processor)]
+    if not all(0 <= seconds < math.inf for seconds in (*times, *compiling.values())):
+        raise ValueError("times")
+    about = dict(stored["about"])
+    if not about.keys() >= _ABOUT or len(about["load"]) != 2 or isinstance(about["load"], str):
+        raise ValueError("about")
+    return TimedPrompt(str(stored["item"]), int(stored["tokens"]), arms, compiling, about)

@@ -43,7 +43,8 @@ def line(arm: str, n: int) -> dict[str, Any]:
     return {
         "item": f"item-{n}", "group": f"group-{n}", "method": arm, "refused": None, "answer": f"answer {HOSTILE}",
         "score": float(right), "right": right, "scores": {"micro_f1_bag": [int(right), 1, 1]},
-        "fidelity": fidelity, "ledger": account, "seconds": {"first_token": 1.0 if "full" in arm else 0.25},
+        "fidelity": fidelity, "ledger": account, "prompt": {"tokens": 50},
+        "seconds": {"first_token": 1.0 if "full" in arm else 0.25},
     }  # fmt: skip
 
 

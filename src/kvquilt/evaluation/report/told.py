@@ -10,6 +10,7 @@ from kvquilt.errors import InputError
 from kvquilt.evaluation.arms import find_arms, measured
 from kvquilt.evaluation.run import Finished, read_finished
 from kvquilt.evaluation.run_folder import EvaluationFolder, Line, by_item
+from kvquilt.evaluation.run_forms import check_stored_items
 from kvquilt.evaluation.summarising import summarise
 from kvquilt.evaluation.summary import Summary
 from kvquilt.evaluation.timed_prompt import TimedPrompt, read_timing
@@ -79,6 +80,7 @@ def read_told(folder: Path) -> Told:
     arms = tuple(arm.name for arm in measured(find_arms(config["methods"]), found.refused))
     lines = by_item(found.lines)
     items = files.read_items()
+    check_stored_items(files.items, items)
     whole = tuple(item for item in items if len(lines.get(item["item"], {})) == len(arms))
     if not whole:
         raise InputError("folder", "holds no item that is finished", str(folder))
