@@ -112,3 +112,28 @@ def test_a_long_prompt_goes_in_short_portions_while_others_stream(monkeypatch: p
         at_rest(engine, conversations=1)
     assert max(shared) <= SHARED_ROWS
     assert max(rows) > SHARED_ROWS, "nothing is long enough to be cut"
+
+
+@pytest.mark.parametrize("method", ["none", "cacheblend:1000000"])
+def test_a_prompt_that_is_no_longer_wanted_ends_between_two_forwards(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_engine() as engine:
+        stream = engine.stream(QUESTION, documents(6), method=method)
+        ran, forward = [], LanguageModel.forward
+
+        def counted(self: LanguageModel, *args: Any, **options: Any) -> torch.Tensor:
+            ran.append(1)
+            if len(ran) == 2:
+                threading.Thread(target=stream.cancel).start()
+                while not stream._cancelled.is_set():
+                    pass
+            return forward(self, *args, **options)
+
+        monkeypatch.setattr(LanguageModel, "forward", counted)
+        assert list(stream) == []
+        assert (stream.answer.stop_reason, stream.answer.text) == ("cancelled", "")
+        assert len(ran) == 2  # the one that it was said in was not begun
+        monkeypatch.undo()
+        at_rest(engine)
+        assert engine.ask(QUESTION, documents(6), method=method, max_new_tokens=2).text

@@ -16,6 +16,7 @@ from kvquilt.errors import ConversationError
 from kvquilt.ledger import Ledger
 from kvquilt.model.language_model import LanguageModel, RowCounter
 from kvquilt.model.slots import SlotCache
+from kvquilt.model.turns import UnwantedError
 
 if TYPE_CHECKING:
     from kvquilt.engine import Engine
@@ -164,7 +165,8 @@ class Stream:
     def cancel(self) -> None:
         """Stop now and give everything back; harmless when already finished.
 
-        While another thread is computing the next piece, it returns at once and that thread stops at its next token.
+        While another thread is computing the next piece, it returns at once and that thread stops at its next token, or
+        before the next portion of the prompt.
         """
         self._cancelled.set()
         unread = getgeneratorstate(self._pieces) == GEN_CREATED
@@ -210,7 +212,12 @@ def _decode(
     model = engine.model
     began = time.perf_counter()
     generator, text, stops = sampling.generator(), Detokeniser(model.tokenizer), StopStrings(sampling.stop)
-    logits, cache = read()
+    try:
+        with model.turns.wanted(cancelled.is_set):
+            logits, cache = read()
+    except UnwantedError:
+        ended.append(Answer("", (), ledger, "cancelled", 0, engine, Live(None, [], tenant)))
+        return
     read_slots, prompt_tokens = cache.filled, sum(ledger.tokens.values())
     ids: list[int] = []
     pieces: list[str] = []

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SHARED_ROWS = 32  # of a prompt at once while others stream: on a CPU about what a step of theirs takes
 _LIVELY = 0.5  # seconds without a step, after which a stream is taken for one that nobody reads
+
+
+class UnwantedError(Exception):
+    """Ends a thread's work between two forwards; whoever said that it is unwanted catches it."""
 
 
 class Turns:
@@ -23,16 +27,32 @@ class Turns:
         self._changed = threading.Condition()
         self._owner: int | None = None
         self._urgent = 0
+        self._own = threading.local()
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Nobody else runs the model inside the block; whoever is in a hurry goes first."""
+        """Nobody else runs the model inside the block; whoever is in a hurry goes first.
+
+        Raises:
+            UnwantedError: nobody wants this thread's work any more; see `wanted`.
+        """
         if self._owner != threading.get_ident():
             with self._changed:
                 while self._urgent:
                     self._changed.wait()
+            if getattr(self._own, "unwanted", _never)():
+                raise UnwantedError
         with self._held():
             yield
+
+    @contextmanager
+    def wanted(self, unwanted: Callable[[], bool]) -> Iterator[None]:
+        """Inside the block this thread gets no turn once `unwanted` says so: between two portions of a prompt, too."""
+        self._own.unwanted = unwanted
+        try:
+            yield
+        finally:
+            self._own.unwanted = _never
 
     @contextmanager
     def urgent(self) -> Iterator[None]:
@@ -79,3 +99,7 @@ class Turns:
                 yield
             finally:
                 self._owner = outer
+
+
+def _never() -> bool:
+    return False
