@@ -157,3 +157,26 @@ def test_models_and_tokens(served: Served) -> None:
     chat = served.http().post("/tokenize", json={"messages": asked(1)}).json()
     used = client.chat.completions.create(messages=asked(1), **GREEDY).usage
     assert chat["count"] == used.prompt_tokens
+
+
+def test_behind_the_servers_own_system_message_the_first_document_is_exact(served: Served) -> None:
+    from kvquilt.engine import SYSTEM
+
+    answer = served.client().chat.completions.create(
+        messages=[{"role": "system", "content": SYSTEM}, *asked(2)],
+        extra_body={"kvquilt": {"method": "none"}},
+        **GREEDY,
+    )
+    assert [each["provenance"] for each in answer.kvquilt["documents"]] == ["exact", "reused"]
+    tokens = answer.kvquilt["tokens"]
+    assert answer.usage.prompt_tokens_details.cached_tokens == tokens["exact"] + tokens["reused"]
+
+
+def test_a_recomputed_token_is_not_cached(served: Served) -> None:
+    answer = served.client().chat.completions.create(
+        messages=asked(2), extra_body={"kvquilt": {"method": "epic:k=4"}}, **GREEDY
+    )
+    tokens = answer.kvquilt["tokens"]
+    assert tokens["recomputed"] == 8
+    assert answer.usage.prompt_tokens_details.cached_tokens == tokens["reused"] > 0
+    assert answer.kvquilt["charged_share"] > 0

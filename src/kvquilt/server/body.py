@@ -14,7 +14,7 @@ from kvquilt.server.failures import RefusalError
 from kvquilt.server.limits import Limits
 
 Fields = TypeVar("Fields", bound=BaseModel)
-PATIENCE = 60.0  # seconds for a body that is not a stream of documents
+PATIENCE = 60.0  # seconds for a body, or for the next piece of a stream of documents
 JSON, LINES = "application/json", "application/x-ndjson"
 
 
@@ -31,7 +31,7 @@ async def read_json(request: Request, limits: Limits) -> Any:
     # browsers send any other type without asking the server first, so a foreign page could fill a local server
     if media_type(request) != JSON:
         raise RefusalError(415, "unsupported_media_type", f"the content-type must be {JSON}", "content-type")
-    return parsed(await _read(request, limits.body_bytes), limits.depth)
+    return parsed(await _read(request, limits.body_bytes), limits)
 
 
 async def read_lines(request: Request, limits: Limits) -> AsyncIterator[Any]:
@@ -41,22 +41,24 @@ async def read_lines(request: Request, limits: Limits) -> AsyncIterator[Any]:
         RefusalError: as `read_json`, with the limit on a line.
     """
     held, number = bytearray(), 0
-    async for chunk in request.stream():
+    chunks = aiter(request.stream())
+    while (chunk := await _next(chunks)) is not None:
         held += chunk
-        *lines, rest = held.split(b"\n")
-        held = bytearray(rest)
-        for line in lines:
-            number += 1
-            if line.strip():
-                yield _line(bytes(line), number, limits)
+        if b"\n" in chunk:
+            *lines, rest = held.split(b"\n")
+            held = bytearray(rest)
+            for line in lines:
+                number += 1
+                if line.strip():
+                    yield _line(bytes(line), number, limits)
         if len(held) > limits.body_bytes:
             raise _too_long(limits.body_bytes)
     if held.strip():
         yield _line(bytes(held), number + 1, limits)
 
 
-def parsed(raw: bytes, depth: int) -> Any:
-    """JSON with no duplicate meaning: UTF-8, finite numbers, at most `depth` levels."""
+def parsed(raw: bytes, limits: Limits) -> Any:
+    """JSON in UTF-8, with finite numbers, and no more levels and values than there may be."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -69,12 +71,15 @@ def parsed(raw: bytes, depth: int) -> Any:
         raise RefusalError(400, "invalid_json", rule) from None
     except (RecursionError, ValueError):  # a number of more digits than Python reads is a ValueError
         raise RefusalError(400, "invalid_json", "the body must be JSON of ordinary depth and numbers") from None
-    level = [data]
-    for _ in range(depth):
+    level, values = [data], 0
+    for _ in range(limits.depth):
         level = [c for each in level for c in _children(each)]
+        values += len(level)
+        if values > limits.values:  # each may be an error to tell of
+            raise RefusalError(400, "invalid_json", f"the body holds more than {limits.values} values")
         if not level:
             return data
-    raise RefusalError(400, "invalid_json", f"the body is nested deeper than {depth} levels")
+    raise RefusalError(400, "invalid_json", f"the body is nested deeper than {limits.depth} levels")
 
 
 def checked(kind: type[Fields], data: Any) -> Fields:
@@ -101,21 +106,34 @@ async def _read(request: Request, limit: int) -> bytes:
                 if len(held) > limit:
                     raise _too_long(limit)
     except TimeoutError:
-        raise RefusalError(408, "body_too_slow", f"the body did not come within {PATIENCE:.0f} seconds") from None
+        raise _too_slow() from None
     return bytes(held)
+
+
+async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
+    """The next one, or None at the end."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return await anext(chunks, None)
+    except TimeoutError:
+        raise _too_slow() from None
 
 
 def _line(raw: bytes, number: int, limits: Limits) -> Any:
     if len(raw) > limits.body_bytes:
         raise _too_long(limits.body_bytes)
     try:
-        return parsed(raw, limits.depth)
+        return parsed(raw, limits)
     except RefusalError as error:
         raise RefusalError(error.status, error.code, f"line {number}: {error.message}") from None
 
 
 def _too_long(limit: int) -> RefusalError:
     return RefusalError(413, "body_too_large", f"the body exceeds {limit} bytes")
+
+
+def _too_slow() -> RefusalError:
+    return RefusalError(408, "body_too_slow", f"the body did not come within {PATIENCE:.0f} seconds")
 
 
 def _children(value: Any) -> Any:

@@ -50,11 +50,15 @@ class Compiler:
             self.library.shelf(tenant)
         self._thread.start()
 
-    def stop(self, seconds: float) -> None:
-        """End behind the segment that is being compiled, which is stored; returns after `seconds` at the latest."""
+    def tell(self) -> None:
+        """End behind the segment that is being compiled, which is stored."""
         with self.library.changed:
             self._stopping = True
             self.library.notify()
+
+    def stop(self, seconds: float) -> None:
+        """`tell`, and wait until it has ended, for so long at most."""
+        self.tell()
         self._thread.join(seconds)
 
     def discard(self, document: Document, tenant: str | None) -> None:

@@ -18,7 +18,7 @@ class Limits:
         deadline: seconds from a request's arrival to its last token.
         body_bytes: of one request; an upload of many documents, a line each, may be longer as a whole.
         documents: in one prompt; `stored` by one tenant.
-        depth: nested lists and objects in a body.
+        depth: nested lists and objects in a body; `values` in it, of all levels.
         grace: seconds that running answers get when the server is told to stop.
 
     Raises:
@@ -33,6 +33,7 @@ class Limits:
     documents: int = 256
     stored: int = 20_000
     depth: int = 32
+    values: int = 100_000
     grace: float = 30.0
 
     def __post_init__(self) -> None:

@@ -35,8 +35,7 @@ def routes(service: Service) -> APIRouter:
     async def tokenize(request: Request) -> dict[str, Any]:
         asked = checked(TokenizeAsked, await read_json(request, service.limits))
         service.check_model(asked.model)
-        prompt = await service.prompt(asked, record_of(request).tenant)
-        ids = prompt.ids(service.engine.model.tokenizer)
+        _, ids = await service.prompt(asked, record_of(request).tenant)
         return {"count": len(ids), "max_model_len": service.engine.model.capability.max_length, "tokens": ids}
 
     return router

@@ -45,6 +45,18 @@ def url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class _Server(uvicorn.Server):
+    """Tells the service as soon as it is told itself, not only when the last answer has ended."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.stopping()
+        await super().shutdown(sockets)
+
+
 def make_server(service: Service) -> uvicorn.Server:
     """Run it with ``run(sockets=[listener])``. Told to stop, it takes no more, lets answers end within the grace, and
     then cuts them off."""
@@ -61,4 +73,4 @@ def make_server(service: Service) -> uvicorn.Server:
         limit_concurrency=limits.queue + limits.streams + _SPARE,
         timeout_graceful_shutdown=max(1, round(limits.grace)),
     )
-    return uvicorn.Server(config)
+    return _Server(config, service)

@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict, deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from kvquilt.errors import IntegrityError
 from kvquilt.server.failures import RefusalError
 from kvquilt.server.limits import Limits
 
@@ -87,9 +88,9 @@ class Scheduler:
         return Ticket(self, tenant)
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` where something is held and nobody is there."""
+        """Raise `IntegrityError` where something is held and nobody is there."""
         if self.waiting == 0 and (self._lines or (self.streams == 0 and (self.bytes or self._reading))):
-            raise AssertionError(f"scheduler: {self.bytes} bytes and {len(self._lines)} lines of nobody")
+            raise IntegrityError(f"scheduler: {self.bytes} bytes and {len(self._lines)} lines of nobody")
 
     def _line(self, ticket: Ticket) -> None:
         self._lines.setdefault(ticket.tenant, deque()).append(ticket)

@@ -67,9 +67,14 @@ class Service:
         self.compiler.start(self.tenants)
         self.running = True
 
+    def stopping(self) -> None:
+        """The server takes no more; answers in work may end, and compiling ends behind the segment in work."""
+        self.running = False
+        self.compiler.tell()
+
     def stop(self) -> None:
         """End what runs in the background; what is compiled is stored."""
-        self.running = False
+        self.stopping()
         end = time.monotonic() + self.limits.grace
         self.compiler.stop(self.limits.grace)
         for answering in list(self._answers):  # those that the grace was too short for
@@ -134,14 +139,15 @@ class Service:
         if gone is not None and not self.library.stands(tenant, gone.digest):
             self.compiler.discard(gone.document, tenant)
 
-    async def prompt(self, asked: ChatAsked | TextAsked | TokenizeAsked, tenant: str | None) -> Prompt:
-        """The prompt, whose ids are remembered; made beside the loop, one at a time."""
+    async def prompt(
+        self, asked: ChatAsked | TextAsked | TokenizeAsked, tenant: str | None
+    ) -> tuple[Prompt, tuple[int, ...]]:
+        """The prompt and its ids; made beside the loop, one at a time."""
         tokenizer = self.engine.model.tokenizer
 
-        def make() -> Prompt:
+        def make() -> tuple[Prompt, tuple[int, ...]]:
             prompt = make_prompt(asked, tokenizer, lambda name: self.library.document(tenant, name))
-            prompt.ids(tokenizer)
-            return prompt
+            return prompt, prompt.ids(tokenizer)
 
         return await asyncio.get_running_loop().run_in_executor(self._reading, make)
 
@@ -152,8 +158,8 @@ class Service:
         if named := named_in(asked):
             await self.library.ready(tenant, named, asked.kvquilt.wait)
         new = self.engine.sampling(options["max_new_tokens"]).max_new_tokens
-        prompt = await self.prompt(asked, tenant)
-        await ticket.admitted(self._bytes(len(prompt.ids(self.engine.model.tokenizer)) + new))
+        prompt, ids = await self.prompt(asked, tenant)
+        await ticket.admitted(self._bytes(len(ids) + new))
 
         def open(begun: Callable[[], None]) -> Stream:
             return self.engine.stream(prompt, **options, tenant=tenant, begun=begun)
