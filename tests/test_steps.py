@@ -100,6 +100,42 @@ def test_one_broken_stream_fails_alone() -> None:
 
 
 @pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("at", ["before", "after"])
+def test_who_is_interrupted_beside_its_turn_holds_nobody(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """Having taken the lead but not begun, or having taken others' wishes along and not given them back."""
+    model = tiny()
+    made, caches, lead, calls = Steps(model), [stand(model, n) for n in (4, 5, 6)], Steps._lead, []
+
+    def interrupted(self: Steps, own: Any) -> None:
+        calls.append(own)
+        if len(calls) > 1:
+            lead(self, own)
+            return
+        if at == "after":
+            with self._changed:
+                self._wishes = [wish for wish in self._wishes if wish is own]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Steps, "_lead", interrupted)
+    ready = threading.Barrier(3)
+
+    def take(n: int) -> torch.Tensor | None:
+        with made.stream(caches[n]):
+            ready.wait(30)
+            try:
+                return made.step(caches[n], 7, RowCounter())
+            except KeyboardInterrupt:
+                return None
+
+    found = at_once([lambda n=n: take(n) for n in range(3)])
+    assert [each is None for each in found].count(True) == 1
+    assert all(isinstance(each, torch.Tensor) for each in found if each is not None)
+    assert (made._wishes, made._leader) == ([], None)
+    for cache in caches:
+        model.pool.release(cache)
+
+
+@pytest.mark.usefixtures("patient")
 def test_caches_of_different_parts_go_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny()
     made, caches, seen = Steps(model), [stand(model, n) for n in (4, 5, 6)], counting(monkeypatch)

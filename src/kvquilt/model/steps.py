@@ -25,13 +25,17 @@ AT_ONCE = 64  # streams in a forward
 
 @dataclass(eq=False, slots=True)
 class _Wish:
-    """One stream's next step: `logits` ``[vocabulary]``, or the error that it ended in, once it is taken."""
+    """One stream's next step: `logits` ``[vocabulary]``, or the error that it ended in, once it is taken.
+
+    `dropped`: nobody waits for it any more, and its cache may be another stream's.
+    """
 
     cache: SlotCache
     token: int
     counter: RowCounter
     logits: torch.Tensor | None = None
     error: NumericsError | None = None
+    dropped: bool = False
 
     def taken(self) -> bool:
         return self.logits is not None or self.error is not None
@@ -44,7 +48,7 @@ class Steps:
     model: LanguageModel
     _changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
     _wishes: list[_Wish] = field(default_factory=list, repr=False)
-    _led: bool = False
+    _leader: _Wish | None = None
 
     @contextmanager
     def stream(self, cache: SlotCache) -> Iterator[None]:
@@ -64,17 +68,17 @@ class Steps:
         """
         wish = _Wish(cache, token, counter)
         self.model.turns.asked(id(cache))
-        with self._changed:
-            self._wishes.append(wish)
-            self._changed.notify_all()
         try:
+            with self._changed:
+                self._wishes.append(wish)
+                self._changed.notify_all()
             while not wish.taken():
                 with self._changed:
-                    while self._led and not wish.taken():
+                    while self._leader is not None and not wish.taken():
                         self._changed.wait()
                     if wish.taken():
                         break
-                    self._led = True
+                    self._leader = wish  # whatever ends this thread from here on, gives the lead back
                 self._lead(wish)
         except BaseException:
             self._withdraw(wish)
@@ -86,8 +90,12 @@ class Steps:
 
     def _withdraw(self, wish: _Wish) -> None:
         """Nobody writes into the cache of `wish` when this returns."""
+        wish.dropped = True  # first: what interrupts this thread may do so twice
         with self._changed:
-            while wish not in self._wishes and self._led and not wish.taken():
+            if self._leader is wish:
+                self._leader = None
+                self._changed.notify_all()
+            while wish not in self._wishes and self._leader is not None and not wish.taken():
                 self._changed.wait()
             self._wishes = [each for each in self._wishes if each is not wish]
 
@@ -95,12 +103,15 @@ class Steps:
         chosen: list[_Wish] = []
         try:
             with self._changed:
+                if own not in self._wishes:  # whoever took it along was stopped before giving it back
+                    self._wishes.append(own)
                 latest = time.monotonic() + PATIENCE
                 while (
                     len(self._wishes) < min(self.model.turns.streams, AT_ONCE)
                     and (left := latest - time.monotonic()) > 0
                 ):
                     self._changed.wait(left)
+                self._wishes = [wish for wish in self._wishes if not wish.dropped]
                 first = id(self._wishes[0].cache.parts)
                 chosen = [wish for wish in self._wishes if id(wish.cache.parts) == first][:AT_ONCE]
                 self._wishes = [wish for wish in self._wishes if wish not in chosen]
@@ -110,7 +121,7 @@ class Steps:
                 # what ended this thread, ended no other: their wishes stand, and one of them leads next
                 left_over = [wish for wish in chosen if not wish.taken() and wish is not own]
                 self._wishes = left_over + self._wishes
-                self._led = False
+                self._leader = None
                 self._changed.notify_all()
 
     def _take(self, chosen: Sequence[_Wish]) -> None:
