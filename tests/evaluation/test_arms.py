@@ -113,6 +113,8 @@ def test_arms_of_a_run_begin_with_both_references_and_come_once() -> None:
         ("auto", "name a method"),
         ("fewer-documents", "fewer-documents:K"),
         ("fewer-documents:0", "at least 1"),
+        ("fewer-documents:" + "9" * 5000, "at least 1"),
+        ("insert:others=" + "9" * 5000, "others=K,seed=N"),
         ("fewer-documents:x", "fewer-documents:K"),
         ("full-in-order-of:full", "keeps the given order"),
         ("full-in-order-of:nine", "unknown method"),

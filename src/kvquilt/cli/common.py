@@ -116,10 +116,10 @@ def arms_and_writers(written: str, given: Sequence[str]) -> tuple[list[str], lis
 
     names, folders = [], list(given)
     for each in method_names(written):
-        left, _, repair = each.partition("+")
+        left, repair = _repaired(each)
         name, _, folder = left.partition(":")
         kind = name.replace("_", "-")
-        if kind not in KINDS or not ("/" in folder or (folder and Path(folder).is_dir()) or (repair and not folder)):
+        if kind not in KINDS or not (repair or _is_folder(folder)):
             names.append(each)
             continue
         if folder and folder not in folders:
@@ -127,6 +127,23 @@ def arms_and_writers(written: str, given: Sequence[str]) -> tuple[list[str], lis
         method, colon, options = repair.partition(":")
         names.append(with_option(method.replace("_", "-") + colon + options, f"writer={kind}") if repair else kind)
     return names, folders
+
+
+def _repaired(written: str) -> tuple[str, str]:
+    """A trained writer and its folder, and the method that repairs, if there is one: a folder's name may have ``+``."""
+    from kvquilt.repair.presets import METHODS
+
+    parts = written.split("+")
+    cuts = [("+".join(parts[:n]), "+".join(parts[n:])) for n in range(1, len(parts))]
+    for left, repair in cuts:
+        if repair.partition(":")[0].replace("_", "-") in METHODS:
+            return left, repair
+    return cuts[0] if cuts and not Path(written.partition(":")[2]).expanduser().is_dir() else (written, "")
+
+
+def _is_folder(written: str) -> bool:
+    """Whether what stands behind a method is no option of it: neither a budget nor ``field=value``."""
+    return bool(written) and ("/" in written or not ("=" in written or written[-1] == "%" or written.isdigit()))
 
 
 def echo_json(data: Any) -> None:

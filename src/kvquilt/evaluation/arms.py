@@ -24,6 +24,7 @@ FEWER, IN_ORDER_OF = "fewer-documents", "full-in-order-of"
 ORACLE, DISTRACTOR, DERANGED, ATTENDED = "oracle", "distractor", "deranged", "attended"
 INSERT, RECOMPUTE = "insert", "recompute"
 
+_DIGITS = 18
 _WHOLE = "retrieved-document:documents=1000000"  # every document that is ranked
 
 
@@ -143,9 +144,9 @@ def find_arm(written: object) -> Arm:
     if written == AGAIN:
         return Arm(written, full, in_parts=True)
     if name == FEWER:
-        if len(options) != 1 or not options[0].isdecimal() or int(options[0]) < 1:
+        if len(options) != 1 or (keep := _count(options[0])) is None or keep < 1:
             raise InputError("methods", f"is written {FEWER}:K, K being at least 1", written)
-        return Arm(written, full, keep=int(options[0]))
+        return Arm(written, full, keep=keep)
     if name == IN_ORDER_OF:
         of = written.partition(":")[2]
         if not find_arm(of).method.reuses:
@@ -184,12 +185,17 @@ def _of_documents(written: str, name: str, options: Sequence[str]) -> Arm:
     if name == INSERT and options == ["target"]:
         return Arm(written, given, leading=Leading.TARGET)
     fields = {"seed": "0", **dict(option.split("=", 1) for option in options if "=" in option)}
-    numbers = fields.keys() == {"others", "seed"} and len(options) <= 2 and all(v.isdecimal() for v in fields.values())
-    if name == INSERT and numbers:
-        others, seed = int(fields["others"]), int(fields["seed"])
+    others, seed = _count(fields.get("others", "")), _count(fields["seed"])
+    whole = fields.keys() == {"others", "seed"} and len(options) <= 2
+    if name == INSERT and whole and others is not None and seed is not None:
         return Arm(written, given, leading=Leading.OTHERS, others=others, seed=seed)
     form = "target or target-last" if name == RECOMPUTE else "target, or others=K,seed=N"
     raise InputError("methods", f"is written {name}: and then {form}", written)
+
+
+def _count(written: str) -> int | None:
+    """A whole number from 0; None where it is none, or of more digits than anything has."""
+    return int(written) if written.isdecimal() and len(written) <= _DIGITS else None
 
 
 def measured(arms: Sequence[Arm], refused: Collection[str]) -> tuple[Arm, ...]:
