@@ -118,3 +118,43 @@ def test_folders_expand_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings.resolve()[0].model = "other"
+
+
+SECRET = "geheim"
+
+
+def test_a_remote_tier_is_known_by_its_url_and_its_secrets_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVQUILT_REMOTE", f"valkey://me:{SECRET}@host:7000/2?deadline=0.5")
+    settings, sources = Settings.resolve()
+    assert settings.remote is not None
+    assert (settings.remote.host, settings.remote.password, settings.remote.limits.deadline) == ("host", SECRET, 0.5)
+    assert sources["remote"] == "environment KVQUILT_REMOTE"
+    monkeypatch.setenv("KVQUILT_REMOTE", "valkey://host")
+    monkeypatch.setenv("KVQUILT_REMOTE_PASSWORD", SECRET)
+    apart = Settings.resolve()[0]
+    assert apart.remote_place is not None
+    assert apart.remote_place.password == SECRET
+    for each in (settings, apart):
+        shown = f"{each!r} {each} {each.model_dump()} {each.model_dump_json()}"
+        assert SECRET not in shown
+        assert "valkey://" in each.model_dump_json()
+    assert Settings.resolve(flags={"remote": "s3://bucket"})[0].remote_place is not None
+    monkeypatch.delenv("KVQUILT_REMOTE")
+    assert Settings.resolve()[0].remote_place is None
+
+
+@pytest.mark.parametrize("url", [f"http://{SECRET}@host", f"valkey://:{SECRET}@host?tt=1", f"valkey://:{SECRET}@h:p"])
+def test_a_wrong_remote_is_refused_without_being_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    for source in ("environment", "file"):
+        if source == "environment":
+            monkeypatch.setenv("KVQUILT_REMOTE", url)
+        else:
+            monkeypatch.delenv("KVQUILT_REMOTE")
+        with pytest.raises(ConfigError, match=rf"^remote \({source} ") as caught:
+            Settings.resolve(write(tmp_path / "c.yaml", f"remote: {url}" if source == "file" else ""))
+        assert SECRET not in str(caught.value)
+        assert caught.value.__cause__ is None
+    with pytest.raises(ConfigError, match=r"^remote \(flag\)"):
+        Settings.resolve(flags={"remote": 3})

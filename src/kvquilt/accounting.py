@@ -55,7 +55,7 @@ class Outcome:
                 ledger.bytes_read[source] = ledger.bytes_read.get(source, 0) + found.bytes_read
                 if source == "compiled":
                     why += f"; was not stored ({found.reason}), compiled now"
-                    if found.reason != MissReason.ABSENT:
+                    if found.reason != MissReason.ABSENT and not MissReason(found.reason).unanswered:
                         name = run.document.id if run.document is not None else "the prompt's opening"
                         ledger.fall_back("load_failed", f"{name}: stored, but {found.reason}; compiled anew")
             if again == len(run.ids):

@@ -103,6 +103,7 @@ def compile_documents(
                 for (key, _), found in zip(wanted, held, strict=True):
                     if found.segment is not None and not reader.store.keeps(key):
                         reader.store.put(key, found.segment)
+    reader.store.flush()
     if before + done < len(keys):  # somebody else stored the rest meanwhile
         report(len(keys), len(keys))
     new = _failures(reader.store) - failures

@@ -12,14 +12,25 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from platformdirs import user_cache_path, user_data_path
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    SecretStr,
+    ValidationError,
+)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from kvquilt.errors import ConfigError, InputError, nearest
+from kvquilt.remote import Remote
 from kvquilt.repair.budget import Budget
 
 _PREFIX = "KVQUILT_"
 _GIB = 1 << 30
+_SECRET = ("remote", "remote_password")  # never quoted, not even by an error
 
 
 def _expanded(path: Path) -> Path:
@@ -37,6 +48,15 @@ def _budget(given: object) -> str | None:
         return str(Budget.parse(given))
     except InputError as error:
         raise ValueError(error.rule) from None
+
+
+def _remote(given: object) -> object:
+    if not isinstance(given, str):
+        return given
+    try:
+        return Remote.parse(given)
+    except InputError as error:
+        raise ValueError(error.rule if error.got is None else f"{error.rule} (got {error.got!r})") from None
 
 
 Folder = Annotated[Path, AfterValidator(_expanded)]
@@ -59,6 +79,10 @@ class Settings(BaseSettings):
     )
     memory_bytes: ByteSize = Field(ByteSize(4 * _GIB), ge=0, description="budget of the memory tier")
     disk_bytes: ByteSize = Field(ByteSize(50 * _GIB), ge=0, description="budget of the disk tier")
+    remote: Annotated[
+        InstanceOf[Remote] | None, NoDecode, BeforeValidator(_remote), PlainSerializer(lambda v: v and str(v))
+    ] = Field(None, description="a tier that machines share: valkey://HOST:PORT/DB or s3://BUCKET/PREFIX?endpoint=URL")
+    remote_password: SecretStr | None = Field(None, description="of the remote tier, unless its URL has one")
     model: str = Field("smollm2", min_length=1, description="Hugging Face id, local path, GGUF file or smollm2")
     helper_model: str | None = Field(
         None, min_length=1, description="a second, small model for methods that ask one, named like model"
@@ -117,9 +141,15 @@ class Settings(BaseSettings):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name = str(first["loc"][0])
-            raise ConfigError(
-                f"{name} ({sources[name]})", first["msg"].removeprefix("Value error, "), first["input"]
-            ) from None
+            got = None if name in _SECRET else first["input"]
+            raise ConfigError(f"{name} ({sources[name]})", first["msg"].removeprefix("Value error, "), got) from None
+
+    @property
+    def remote_place(self) -> Remote | None:
+        """`remote` with its password, as `Store.open` takes it."""
+        if self.remote is None or self.remote_password is None:
+            return self.remote
+        return self.remote.with_password(self.remote_password.get_secret_value())
 
 
 def _environment(known: frozenset[str]) -> dict[str, Any]:

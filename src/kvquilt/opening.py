@@ -51,7 +51,8 @@ def open_parts(
     if asked is not None:
         second = loaded if asked == name else load_model(asked, *place, settings=settings)
     folder = settings.store_dir if store_dir is None else store_dir
-    return Opened(loaded, second, writers, Store.open(folder, settings.memory_bytes, settings.disk_bytes))
+    store = Store.open(folder, settings.memory_bytes, settings.disk_bytes, settings.remote_place)
+    return Opened(loaded, second, writers, store)
 
 
 def _is_reader(given: Given) -> bool:

@@ -78,7 +78,7 @@ def compile_documents(
         typer.echo(f"read      {len(found.files)} files, {len(skipped)} skipped, {found.duplicates} repeated passages")
         typer.echo(f"compiled  {report.compiled} of {report.documents} passages ({report.tokens} tokens), ", nl=False)
         typer.echo(f"{report.stored_before} were stored before, in {report.seconds:.1f} s")
-        typer.echo(f"store     {settings.store_dir}: {stored.segments} segments, {size(stored.bytes)}")
+        typer.echo(f"store     {settings.store_dir}: {stored.segments} segments, {size(stored.bytes or 0)}")
         if report.gate is not None:
             typer.echo()
             show_report(report.gate, tuned, order)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvquilt.cli.common import ExitCode, Json, Tenant, echo_json, echo_table, settings_of, size
+from kvquilt.cli.common import ExitCode, Json, Tenant, echo_json, echo_table, settings_of, size, warn
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def _open(context: typer.Context, tenant: str | None = None) -> Store:
     from kvquilt.store import Store
 
     settings, _ = settings_of(context, tenant=tenant)
-    return Store.open(settings.store_dir, settings.memory_bytes, settings.disk_bytes)
+    return Store.open(settings.store_dir, settings.memory_bytes, settings.disk_bytes, settings.remote_place)
 
 
 def _namespace(tenant: str | None) -> str | None:
@@ -39,23 +40,37 @@ def ls(context: typer.Context, tenant: Tenant = None, json_output: Json = False)
     if json_output:
         echo_json([{**dataclasses.asdict(row), "key": str(row.key)} for row in rows])
         return
-    lines = [(str(r.key), str(r.tokens), size(r.bytes), str(r.frequency), _when(r.last_use)) for r in rows]
+    lines = [(str(r.key), _known(r.tokens, str), size(r.bytes), str(r.frequency), _when(r.last_use)) for r in rows]
     echo_table(("key", "tokens", "size", "uses", "last use"), lines)
 
 
 @app.command()
 def stats(context: typer.Context, json_output: Json = False) -> None:
-    """Segments, bytes and budget of each tier. The memory tier belongs to a process, so here it is empty."""
+    """Segments, bytes and budget of each tier. The memory tier belongs to a process, so here it is empty.
+
+    A remote tier is asked whether it answers; what it holds is counted by `store verify`.
+    """
     with _open(context) as store:
+        answers = store.remote is None or store.remote.answers()
         tiers = store.stats()
     if json_output:
-        echo_json({name: dataclasses.asdict(tier) for name, tier in tiers.items()})
+        told = {name: dataclasses.asdict(tier) for name, tier in tiers.items()}
+        if store.remote is not None:
+            told[store.remote.name] |= {"place": store.remote.place, "answers": answers}
+        echo_json(told)
         return
     lines = [
-        (name, str(tier.segments), size(tier.bytes), "none" if tier.budget is None else size(tier.budget))
+        (
+            name,
+            _known(tier.segments, str),
+            _known(tier.bytes, size),
+            "none" if tier.budget is None else size(tier.budget),
+        )
         for name, tier in tiers.items()
     ]
     echo_table(("tier", "segments", "size", "budget"), lines)
+    if store.remote is not None:
+        typer.echo(f"{store.remote.place} {'answers' if answers else 'does not answer'}")
 
 
 @app.command()
@@ -64,18 +79,24 @@ def verify(
     repair: Annotated[bool, typer.Option("--repair", help="Remove what is damaged; it is compiled again.")] = False,
     json_output: Json = False,
 ) -> None:
-    """Read every file and check every bit; exit code 4 if something is damaged and was not removed."""
+    """Read every file and check every bit; exit code 4 if something is damaged and was not removed.
+
+    So is all that a remote tier has; exit code 4 too if it does not answer.
+    """
     with _open(context) as store:
         report = store.verify(repair=repair)
         store.check_integrity()
     damaged = [{"key": str(key), "reason": reason.value} for key, reason in report.damaged]
     if json_output:
-        echo_json({"checked": report.checked, "damaged": damaged, "removed": report.removed})
+        unread = list(report.unread)
+        echo_json({"checked": report.checked, "damaged": damaged, "removed": report.removed, "unread": unread})
     else:
         for each in damaged:
             typer.echo(f"{each['key']}: {each['reason']}")
         typer.echo(f"{report.checked} checked, {len(damaged)} damaged, {report.removed} removed")
-    if report.removed < len(damaged):
+    for name in report.unread:
+        warn(f"the {name} tier does not answer and was not read")
+    if report.removed < len(damaged) or report.unread:
         raise typer.Exit(ExitCode.STORE)
 
 
@@ -106,10 +127,16 @@ def rm(
             removed = sum(store.rm(key=each) for each in [_find(store, key) for key in keys])
         else:
             removed = store.rm(namespace=_namespace(tenant), everything=everything)
+        failures = {name: dict(tier.failures) for name, tier in store.stats().items() if tier.failures}
     if json_output:
         echo_json({"removed": removed})
     else:
         typer.echo(f"{removed} removed")
+    for name, reasons in failures.items():
+        told = ", ".join(f"{reason} {count}" for reason, count in reasons.items())
+        warn(f"error: the {name} tier may still have what could not be removed there: {told}")
+    if failures:
+        raise typer.Exit(ExitCode.STORE)
 
 
 def _find(store: Store, written: str) -> SegmentKey:
@@ -124,6 +151,10 @@ def _find(store: Store, written: str) -> SegmentKey:
         rule = "several segments begin so" if found else "no such segment; see `kvquilt store ls`"
         raise InputError("KEY", rule, written)
     return (exact or found)[0]
+
+
+def _known(count: int | None, told: Callable[[int], str]) -> str:
+    return "unknown" if count is None else told(count)
 
 
 def _when(seconds: float) -> str:

@@ -1,9 +1,10 @@
-"""Where compiled segments are kept: a memory tier over a disk tier behind one small interface."""
+"""Where compiled segments are kept: memory over disk over a server that machines share, behind one small interface."""
 
 from kvquilt.store.base import Failure, FailureReason, Hit, Layout, Miss, MissReason, Row, Stored, Tier, TierStats
 from kvquilt.store.disk import DiskTier
 from kvquilt.store.maintenance import GcReport, VerifyReport
 from kvquilt.store.memory import MemoryTier
+from kvquilt.store.remote import RemoteTier
 from kvquilt.store.store import Held, Store
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "MemoryTier",
     "Miss",
     "MissReason",
+    "RemoteTier",
     "Row",
     "Store",
     "Stored",

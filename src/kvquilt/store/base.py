@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # `kvquilt store ls` must not wait for torch
 
     from kvquilt.identity import SegmentKey
     from kvquilt.segment import CompiledSegment
+
+    Asked = tuple[SegmentKey, tuple[int, ...], "Layout | None"]
 
 
 class MissReason(StrEnum):
@@ -28,7 +30,16 @@ class MissReason(StrEnum):
     WRONG_SHAPE = "wrong_shape"
     SIDE_DATA_MISSING = "side_data_missing"  # sound, but without something its reader needs
     COLLISION = "collision"  # the same digest, other token ids
-    UNREADABLE = "unreadable"  # the operating system refused the read
+    UNREADABLE = "unreadable"  # the operating system, or a server, refused the read
+    TOO_LARGE = "too_large"  # longer than a remote tier is allowed to read
+    TIMEOUT = "timeout"  # the server did not answer within the deadline
+    UNREACHABLE = "unreachable"  # there is no server, or it hung up
+    NOT_ASKED = "not_asked"  # it did not answer lately, so it is left alone for a while
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the tier may well have it: nobody knows."""
+        return self in (MissReason.TIMEOUT, MissReason.UNREACHABLE, MissReason.NOT_ASKED)
 
 
 class FailureReason(StrEnum):
@@ -41,6 +52,13 @@ class FailureReason(StrEnum):
     DENIED = "denied"
     INDEX = "index"
     IO_ERROR = "io_error"
+    TOO_LARGE = "too_large"
+    QUEUE_FULL = "queue_full"  # more waits to be written than may wait
+    REFUSED = "refused"  # the server answered and would not do it
+    TIMEOUT = "timeout"
+    UNREACHABLE = "unreachable"
+    NOT_ASKED = "not_asked"
+    UNFINISHED = "unfinished"  # still waiting when the tier was closed
 
 
 def failure_reason(error: OSError) -> FailureReason:
@@ -122,10 +140,16 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """What a tier holds now, and what it counted since it was opened by this process."""
+    """What a tier holds now, and what it counted since it was opened by this process.
 
-    segments: int
-    bytes: int
+    Attributes:
+        segments, bytes: None where only a walk through everything would tell.
+        waiting: writes that a remote tier has accepted and not yet sent.
+        breaker: ``closed`` while a remote tier is asked, else ``open`` or ``half_open``; "" for a local one.
+    """
+
+    segments: int | None
+    bytes: int | None
     budget: int | None
     hits: int = 0
     misses: Mapping[str, int] = field(default_factory=dict)
@@ -133,14 +157,20 @@ class TierStats:
     failures: Mapping[str, int] = field(default_factory=dict)
     pinned: int = 0
     integrity_failures: int = 0
+    waiting: int = 0
+    breaker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One stored segment, as listings show it; times are seconds since the epoch."""
+    """One stored segment, as listings show it; times are seconds since the epoch.
+
+    Attributes:
+        tokens: None where the segment would have to be read for it.
+    """
 
     key: SegmentKey
-    tokens: int
+    tokens: int | None
     bytes: int
     frequency: int
     last_use: float
@@ -151,7 +181,14 @@ class Tier(Protocol):
     """One place where compiled segments are kept. Every method may be called from any thread.
 
     A tier never raises for damage or a full medium: a read is a `Miss`, a write a `Failure`, both counted.
+
+    Attributes:
+        lasting: whether it keeps a segment until its own budget or somebody removes it. A server that others use and
+            that forgets as it likes does not; its `put` answers `Stored` when the write waits to be sent, what becomes
+            of it is counted, and its listings raise `StoreUnavailableError` rather than be incomplete.
     """
+
+    lasting: bool = True
 
     @property
     def name(self) -> str: ...
@@ -159,6 +196,10 @@ class Tier(Protocol):
     def get(self, key: SegmentKey, ids: tuple[int, ...], layout: Layout | None = None) -> Hit | Miss:
         """The segment under `key`, if its token ids are `ids` and it fits `layout` (where given)."""
         ...
+
+    def get_many(self, wanted: Sequence[Asked]) -> list[Hit | Miss]:
+        """`get` of several at once, in order, for where one trip costs less than many."""
+        return [self.get(*each) for each in wanted]
 
     def put(self, key: SegmentKey, segment: CompiledSegment) -> Stored | Failure:
         """Keep `segment`, replacing what stands under `key`; evict the least useful others if need be."""

@@ -1,4 +1,4 @@
-"""Counters and pins that both tiers keep."""
+"""Counters and pins that tiers keep."""
 
 from __future__ import annotations
 
@@ -36,16 +36,24 @@ class Counts:
             self.integrity_failures += reason is MissReason.COLLISION
         return Miss(reason)
 
-    def failure(self, reason: FailureReason) -> Failure:
+    def failure(self, reason: FailureReason, count: int = 1) -> Failure:
         with self._lock:
-            self.failures[reason.value] += 1
+            self.failures[reason.value] += count
         return Failure(reason)
 
     def evicted(self, count: int) -> None:
         with self._lock:
             self.evictions += count
 
-    def stats(self, segments: int, size: int, budget: int | None, pinned: int) -> TierStats:
+    def stats(
+        self,
+        segments: int | None,
+        size: int | None,
+        budget: int | None,
+        pinned: int,
+        waiting: int = 0,
+        breaker: str = "",
+    ) -> TierStats:
         """What the tier holds, with everything counted so far."""
         with self._lock:
             return TierStats(
@@ -58,6 +66,8 @@ class Counts:
                 failures=dict(self.failures),
                 pinned=pinned,
                 integrity_failures=self.integrity_failures,
+                waiting=waiting,
+                breaker=breaker,
             )
 
 

@@ -21,6 +21,7 @@ from kvquilt.store.base import (
     MissReason,
     Row,
     Stored,
+    Tier,
     TierStats,
     failure_reason,
 )
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _VERIFIED_FILES = 1 << 16  # some 20 MB of keys; a file beyond is verified again when it is next read
 
 
-class DiskTier:
+class DiskTier(Tier):
     """Segments below `root`, shared with any number of processes; bytes are file sizes.
 
     A directory that can only be read, or whose index cannot be used (a full disk, for one), is served without

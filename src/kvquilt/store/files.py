@@ -53,19 +53,19 @@ class Files:
         self.writable = os.access(self.base, os.W_OK | os.X_OK)
 
     def path(self, key: SegmentKey) -> Path:
-        if not _NAMESPACE.fullmatch(key.namespace) or not _DIGEST.fullmatch(key.digest):
+        if not is_namespace(key.namespace) or not is_digest(key.digest):
             raise InputError("key", "a namespace of 32 and a digest of at least 32 lower-case hex digits", str(key))
         return self.base / key.namespace / key.digest[:2] / f"{key.digest}.safetensors"
 
     def scan(self, namespace: str | None = None) -> Iterator[tuple[SegmentKey, int]]:
         """Every segment file and its size; what vanishes meanwhile or may not be read is left out."""
         for space in _directories(self.base) if namespace is None else [self.base / namespace]:
-            if not _NAMESPACE.fullmatch(space.name):
+            if not is_namespace(space.name):
                 continue
             for shard in _directories(space):
                 for entry in _entries(shard):
                     digest, dot, suffix = entry.name.partition(".")
-                    if suffix != "safetensors" or not dot or not _DIGEST.fullmatch(digest) or digest[:2] != shard.name:
+                    if suffix != "safetensors" or not dot or not is_digest(digest) or digest[:2] != shard.name:
                         continue
                     try:
                         size = entry.stat().st_size
@@ -128,6 +128,14 @@ class Files:
                 f"store directory {self.root}: format {found}, this version of kvquilt reads {_FORMAT}; "
                 "name another directory or remove this one"
             )
+
+
+def is_namespace(text: str) -> bool:
+    return _NAMESPACE.fullmatch(text) is not None
+
+
+def is_digest(text: str) -> bool:
+    return _DIGEST.fullmatch(text) is not None
 
 
 class Staged:

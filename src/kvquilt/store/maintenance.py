@@ -20,11 +20,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What `verify` found: each damaged file with its reason, and how many of them were removed."""
+    """What `verify` found: each damaged file with its reason, and how many of them were removed.
+
+    Attributes:
+        unread: tiers that did not answer, so that nobody knows.
+    """
 
     checked: int
     damaged: tuple[tuple[SegmentKey, MissReason], ...] = ()
     removed: int = 0
+    unread: tuple[str, ...] = ()
+
+    def __add__(self, other: VerifyReport) -> VerifyReport:
+        """Of two tiers; a segment that is damaged in both counts twice."""
+        return VerifyReport(
+            self.checked + other.checked,
+            self.damaged + other.damaged,
+            self.removed + other.removed,
+            self.unread + other.unread,
+        )
 
     @property
     def reasons(self) -> Mapping[str, int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvquilt.errors import IntegrityError
-from kvquilt.store.base import Failure, FailureReason, Hit, Layout, Miss, MissReason, Row, Stored, TierStats
+from kvquilt.store.base import Failure, FailureReason, Hit, Layout, Miss, MissReason, Row, Stored, Tier, TierStats
 from kvquilt.store.counts import Counts, Pins
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class _Entry:
     priority: float = 0.0
 
 
-class MemoryTier:
+class MemoryTier(Tier):
     """Keeps the tensors it is given (memory-mapped ones included) up to `budget` bytes of keys, values and side data.
 
     What is evicted first is what saves the least work per byte: tokens x frequency / bytes. Frequency alone

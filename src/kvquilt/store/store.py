@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvquilt.errors import InputError, IntegrityError, StoreError
+from kvquilt.errors import InputError, IntegrityError, StoreError, StoreUnavailableError
+from kvquilt.remote import Remote
 from kvquilt.store.base import Failure, FailureReason, Hit, Layout, Miss, MissReason, Row, Stored, Tier, TierStats
 from kvquilt.store.disk import DiskTier
 from kvquilt.store.flights import Boarding, Flights
 from kvquilt.store.maintenance import GcReport, VerifyReport
 from kvquilt.store.memory import MemoryTier
 from kvquilt.store.notes import Notes
+from kvquilt.store.remote import RemoteTier, open_remote
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -57,6 +59,8 @@ class Store:
         self.tiers = tiers
         self.memory = next((tier for tier in tiers if isinstance(tier, MemoryTier)), None)
         self.disk = next((tier for tier in tiers if isinstance(tier, DiskTier)), None)
+        self.remote = next((tier for tier in tiers if isinstance(tier, RemoteTier)), None)
+        self._lasting = next((tier for tier in reversed(tiers) if tier.lasting), None)
         self._notes = Notes(self.disk.files if self.disk else None)
         self._flights = Flights()
         self._lock = threading.Lock()
@@ -64,17 +68,31 @@ class Store:
         self._errors: dict[str, tuple[Counter[str], Counter[str]]] = {t.name: (Counter(), Counter()) for t in tiers}
 
     @classmethod
-    def open(cls, directory: Path | str | None, memory_bytes: int, disk_bytes: int | None = None) -> Store:
-        """A memory tier over a disk tier in `directory`; memory alone where it is None.
+    def open(
+        cls,
+        directory: Path | str | None,
+        memory_bytes: int,
+        disk_bytes: int | None = None,
+        remote: Remote | str | None = None,
+    ) -> Store:
+        """A memory tier over a disk tier in `directory` (memory alone where it is None), over a remote one if named.
+
+        Args:
+            remote: see `Remote.parse`. A server that is not there is no error, neither here nor later.
 
         Raises:
             StoreUnavailableError: the directory cannot be created or read, or is of another version.
+            InputError: `remote` is no such URL, or what reads it is not installed.
         """
         for name, value in (("memory_bytes", memory_bytes), ("disk_bytes", disk_bytes)):
             if value is not None and value < 0:
                 raise InputError(name, "a number of bytes, at least 0", value)
-        memory = MemoryTier(memory_bytes)
-        return cls(memory) if directory is None else cls(memory, DiskTier(Path(directory), disk_bytes))
+        tiers: list[Tier] = [MemoryTier(memory_bytes)]
+        if remote is not None:  # before anything is opened that would have to be closed
+            tiers.append(open_remote(remote))
+        if directory is not None:
+            tiers.insert(1, DiskTier(Path(directory), disk_bytes))
+        return cls(*tiers)
 
     @contextmanager
     def fetch(
@@ -126,8 +144,8 @@ class Store:
         return any(tier.contains(key) for tier in self.tiers)
 
     def keeps(self, key: SegmentKey) -> bool:
-        """Whether the slowest tier, which outlives the others, has something under `key`."""
-        return bool(self.tiers) and self.tiers[-1].contains(key)
+        """Whether the slowest lasting tier, which outlives the others, has something under `key`."""
+        return self._lasting is not None and self._lasting.contains(key)
 
     def put(self, key: SegmentKey, segment: CompiledSegment) -> dict[str, Stored | Failure]:
         """Store in all tiers; the answer of each by name."""
@@ -155,17 +173,23 @@ class Store:
             raise IntegrityError(f"store: {len(self._flights.open)} segments are under way and nobody fetches")
 
     def ls(self, namespace: str | None = None) -> list[Row]:
-        """What the slowest, most complete tier has."""
-        return list(self.tiers[-1].rows(namespace)) if self.tiers else []
+        """What the slowest, most complete lasting tier has."""
+        return list(self._lasting.rows(namespace)) if self._lasting is not None else []
 
     def verify(self, *, repair: bool = False) -> VerifyReport:
-        """Re-read every file and check every bit; with `repair`, damaged ones are removed from all tiers."""
-        if self.disk is None:
-            return VerifyReport(0)
-        report = self.disk.verify(repair=repair)
+        """Re-read every file and all that a remote tier has, and check every bit; with `repair`, damaged ones go.
+
+        A remote tier that does not answer is named in the report's `unread`.
+        """
+        report = VerifyReport(0) if self.disk is None else self.disk.verify(repair=repair)
         if repair and self.memory is not None:
             for key, _ in report.damaged:  # a mapped segment shows its file's damage
                 self.memory.remove(key)
+        if self.remote is not None:
+            try:
+                report += self.remote.verify(repair=repair)
+            except StoreUnavailableError:
+                report += VerifyReport(0, unread=(self.remote.name,))
         return report
 
     def gc(self) -> GcReport:
@@ -173,14 +197,31 @@ class Store:
         return self.disk.gc() if self.disk else GcReport()
 
     def rm(self, *, namespace: str | None = None, key: SegmentKey | None = None, everything: bool = False) -> int:
-        """Remove one segment, one namespace with its notes, or everything; returns how many segments went."""
+        """Remove one segment, one namespace with its notes, or everything; returns how many segments went.
+
+        Raises:
+            StoreUnavailableError: a remote tier did not say what it has; what the others have is gone.
+        """
         if (namespace is not None) + (key is not None) + everything != 1:
             raise InputError("rm", "name exactly one of namespace, key, everything")
-        keys = {key} if key else {each for tier in self.tiers for each in tier.keys(namespace)}
-        gone = sum(sum(tier.remove(each) for tier in self.tiers) > 0 for each in keys)
-        if key is None:
-            self._notes.remove(namespace)
+        if key is not None:
+            return self._remove({key})
+        keys: set[SegmentKey] = set()
+        unlisted = None
+        for tier in self.tiers:
+            try:
+                keys.update(tier.keys(namespace))
+            except StoreUnavailableError as error:
+                unlisted = error
+        gone = self._remove(keys)
+        self._notes.remove(namespace)
+        if unlisted is not None:
+            raise unlisted
         return gone
+
+    def flush(self) -> bool:
+        """Wait until what is written in the background is written; whether that was reached within its deadline."""
+        return self.remote is None or self.remote.flush()
 
     def clear_memory(self) -> None:
         """Forget what the memory tier has and nobody holds."""
@@ -221,10 +262,11 @@ class Store:
         """Fill `found` from the tiers; returns why the others are missing. Memory goes first for all of them."""
         reasons = dict.fromkeys(wanted, MissReason.ABSENT.value)
         for level, tier in enumerate(self.tiers):
-            for each in list(reasons):
-                answer = self._get(tier, each, layouts[each])
+            for each, answer in self._get(tier, list(reasons), layouts):
                 if isinstance(answer, Miss):
-                    if answer.reason is not MissReason.ABSENT:
+                    # what a tier has and cannot use says more than another's silence
+                    known = answer.reason is not MissReason.ABSENT and not answer.reason.unanswered
+                    if known or reasons[each] == MissReason.ABSENT:
                         reasons[each] = answer.reason.value
                     continue
                 for faster in self.tiers[:level]:
@@ -260,13 +302,22 @@ class Store:
         if undone:
             raise StoreError(f"compile yielded nothing for indices {undone}")
 
-    def _get(self, tier: Tier, wanted: Wanted, layout: Layout | None) -> Hit | Miss:
+    def _get(
+        self, tier: Tier, wanted: Sequence[Wanted], layouts: Mapping[Wanted, Layout | None]
+    ) -> list[tuple[Wanted, Hit | Miss]]:
+        if not wanted:
+            return []
         try:
-            return tier.get(*wanted, layout)
+            answers = tier.get_many([(*each, layouts[each]) for each in wanted])
         except OSError:
             with self._lock:
-                self._errors[tier.name][0][MissReason.UNREADABLE.value] += 1
-            return Miss(MissReason.UNREADABLE)
+                self._errors[tier.name][0][MissReason.UNREADABLE.value] += len(wanted)
+            answers = [Miss(MissReason.UNREADABLE) for _ in wanted]
+        return list(zip(wanted, answers, strict=True))
+
+    def _remove(self, keys: set[SegmentKey]) -> int:
+        """Remove `keys` from all tiers; how many any of them had."""
+        return sum(sum([tier.remove(each) for tier in self.tiers]) > 0 for each in keys)
 
     def _put(self, tier: Tier, key: SegmentKey, segment: CompiledSegment) -> Stored | Failure:
         try:
