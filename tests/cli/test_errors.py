@@ -11,7 +11,7 @@ from transformers import AutoConfig
 
 from kvquilt.cli.app import EPILOG, exit_code
 from kvquilt.cli.ask import reuse_failed
-from kvquilt.cli.common import ExitCode, _finite, arms_and_writers, method_names
+from kvquilt.cli.common import ExitCode, _finite, arms_and_writers, echo_table, method_names
 from kvquilt.errors import ConfigError, ModelNotFoundError, NumericsError, PromptError, StoreUnavailableError
 from kvquilt.ledger import Ledger
 from tests.cli.conftest import Run
@@ -155,6 +155,11 @@ def test_when_reuse_counts_as_failed(asked: str, ran: str, reason: str | None, f
     if reason:
         ledger.fall_back(reason, "")
     assert reuse_failed(asked, ledger) is failed
+
+
+def test_cells_of_a_table_do_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    echo_table(("group", "n"), [("a\x1b[31m\x07b\nc\r", "1"), ("d", "2")])
+    assert capsys.readouterr().out == "group         n\na\ufffd[31m\ufffdb c\ufffd  1\nd             2\n"
 
 
 @pytest.mark.parametrize(

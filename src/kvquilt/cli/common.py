@@ -161,8 +161,13 @@ def _finite(data: Any) -> Any:
 
 
 def echo_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns on stdout, as wide as their content; nothing is cut, so that scripts and people read the same."""
-    table = [tuple(head), *rows]
+    """Columns on stdout, as wide as their content; nothing is cut, so that scripts and people read the same.
+
+    Cells are lines of text: control characters, which a file's names may have, do nothing to the terminal.
+    """
+    from kvquilt.evaluation.report.visible import visible
+
+    table = [tuple(visible(" ".join(cell.split("\n"))) for cell in row) for row in (head, *rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(head))]
     for row in table:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

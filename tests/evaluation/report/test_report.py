@@ -184,6 +184,7 @@ def test_a_run_that_goes_on_is_told_as_far_as_it_is(tmp_path: Path) -> None:
 
 def test_markdown_means_nothing_in_a_line() -> None:
     assert plain("a|b\n<i>_x_</i> [l](u) `c`") == r"a\|b \<i\>\_x\_\</i\> \[l\](u) \`c\`"
+    assert plain("a\x1b[31m\r\nb\ud800") == "a\ufffd\\[31m b\ufffd"
 
 
 def test_points_stand_where_their_values_are() -> None:

@@ -5,11 +5,11 @@ Everything that a person or a model wrote is escaped by `shown`, and nothing els
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator, Mapping
 from html import escape
 
 from kvquilt.evaluation.report.told import Told
+from kvquilt.evaluation.report.visible import visible
 from kvquilt.evaluation.run_folder import Line
 from kvquilt.ledger import Spending
 
@@ -18,8 +18,7 @@ _SAID = {True: ("right", "✓"), False: ("wrong", "✗"), None: ("silent", "·")
 
 def shown(text: object) -> str:
     """Text as the page may hold it: no markup, no control characters, its direction its own affair."""
-    clean = "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t" else c for c in str(text))
-    return escape(clean)
+    return escape(visible(str(text)))
 
 
 def browser(run: Told, most: int, name: str) -> str:

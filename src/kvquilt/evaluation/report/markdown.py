@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from kvquilt.evaluation.report.overview import environment, overview, remarks
 from kvquilt.evaluation.report.told import Told
+from kvquilt.evaluation.report.visible import visible
 from kvquilt.evaluation.table import Table
 from kvquilt.evaluation.tables import tables
 
@@ -27,7 +28,7 @@ def markdown(runs: Sequence[Told]) -> str:
 
 def plain(text: str) -> str:
     """`text` as a line that means nothing to Markdown, nor to HTML."""
-    return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_\[\]<>|#&])", r"\\\1", visible(" ".join(text.split())))
 
 
 def _table(table: Table) -> Iterator[str]:
