@@ -80,7 +80,7 @@ def test_a_process_answers_logs_and_stops_when_told(model_folder: Path, tmp_path
             assert answer.usage.prompt_tokens_details.cached_tokens
         process.send_signal(signal.SIGTERM)
         rest = process.stderr.read()
-        process.wait(60)
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

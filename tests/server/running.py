@@ -50,9 +50,11 @@ class Served:
 
 
 @contextmanager
-def serving(limits: Limits | None = None, directory: Path | None = None, **options: Any) -> Iterator[Served]:
+def serving(
+    limits: Limits | None = None, directory: Path | None = None, trained: bool = False, **options: Any
+) -> Iterator[Served]:
     """Everything is closed at the end, in the order of a process that is told to stop."""
-    with TemporaryDirectory() as made, make_engine(directory=directory, conversations=0) as engine:
+    with TemporaryDirectory() as made, make_engine(directory=directory, trained=trained, conversations=0) as engine:
         service = Service(engine, MODEL, (directory or Path(made)) / "documents", limits or Limits(), **options)
         listener = listening("127.0.0.1", 0)
         server = make_server(service)

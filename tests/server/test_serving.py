@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +14,10 @@ import openai
 import pytest
 
 from kvquilt.compiling import compile_documents
+from kvquilt.model.slots import SlotPool
 from kvquilt.model.steps import Steps
 from kvquilt.server.limits import Limits
+from kvquilt.server.scheduler import Ticket
 from tests.engines import at_rest, documents
 from tests.server.running import MODEL, Served, serving, until
 
@@ -134,6 +138,73 @@ def test_a_prompt_that_never_fits_is_refused_with_the_bytes() -> None:
             served.client().chat.completions.create(**body(1, most))
         assert (caught.value.status_code, caught.value.code) == (413, "cache_too_small")
         served.rests()
+
+
+@pytest.mark.parametrize("method", ["full", "none", "kv-packet", "joint", "link-tokens", "encoder"])
+def test_no_answer_asks_for_a_larger_cache_than_was_admitted(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever writers put around documents."""
+    admitted, lent, admit, acquire = [], [], Ticket.admitted, SlotPool.acquire
+
+    async def noted(self: Ticket, size: int) -> None:
+        admitted.append(size)
+        await admit(self, size)
+
+    def acquired(self: SlotPool, capacity: int, batch: int = 1) -> Any:
+        if threading.current_thread().name == "kvquilt-answer":
+            lent.append(capacity * batch)
+        return acquire(self, capacity, batch)
+
+    monkeypatch.setattr(Ticket, "admitted", noted)
+    monkeypatch.setattr(SlotPool, "acquire", acquired)
+    with serving(trained=True) as served:
+        asked = {**body(3), "extra_body": {"kvquilt": {"method": method}}}
+        assert served.client().chat.completions.create(**asked).kvquilt["method"] == method
+        per_token = served.engine.reader.layout().bytes_per_token
+        served.rests()
+    (size,) = admitted
+    assert lent[-1] * per_token <= size  # the last one is the answer's own, those before compiled
+
+
+def test_a_prompt_is_read_while_another_streams(held: threading.Event) -> None:
+    with serving(Limits(streams=2)) as served:
+        first = iter(served.client().chat.completions.create(stream=True, **body(1)))
+        assert next(first).choices[0].delta.role == "assistant"
+        second = iter(served.client().chat.completions.create(stream=True, **body(2)))
+        assert next(second).choices[0].delta.role == "assistant"
+        assert served.service.scheduler.streams == 2
+        held.set()
+        assert [list(each)[-1].choices[0].finish_reason for each in (first, second)] == ["length"] * 2
+        served.rests()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_clients_do_all_is_given_back(seed: int) -> None:
+    """Many at once: streams left early, answers nobody waits for, prompts that cannot be answered."""
+    draw = random.Random(seed)
+
+    def one(n: int) -> None:
+        kind, pieces = choices[n]
+        client = served.client()
+        if kind == "leaves":
+            with client.chat.completions.create(stream=True, **body(1 + n % 4, 60)) as stream:
+                for _ in zip(range(pieces), stream, strict=False):
+                    pass
+        elif kind == "impatient":
+            with contextlib.suppress(openai.APITimeoutError):
+                client.with_options(timeout=0.01 * pieces).chat.completions.create(**body(1 + n % 4, 60))
+        elif kind == "wrong":
+            with pytest.raises(openai.BadRequestError):
+                client.chat.completions.create(**body(2, 5000))
+        else:
+            assert client.chat.completions.create(**body(1 + n % 4, 4)).usage.completion_tokens == 4
+
+    kinds = ("leaves", "impatient", "wrong", "stays")
+    choices = [(draw.choice(kinds), draw.randrange(1, 20)) for _ in range(16)]
+    with serving(Limits(streams=4)) as served:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(one, range(len(choices))))
+        served.rests()
+        assert not served.service._answers
 
 
 def test_too_many_documents_in_a_prompt() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +12,7 @@ from kvquilt.cli.common import (
     BudgetFlag,
     Device,
     Dtype,
+    ExitCode,
     HelperFlag,
     MethodFlag,
     Threads,
@@ -101,6 +103,7 @@ def serve(
     with Engine.load(settings=settings, writer=writer or (), system=text, conversations=0) as engine:
         called = name or Path(engine.model.name).name
         handler = logs.to_stderr(log_level)
+        signal.signal(signal.SIGTERM, _end)
         try:
             service = Service(engine, called, settings.store_dir / "documents", limits, keyring)
             warn(f"serving {called} at {url(listener)}/v1; Ctrl-C stops")
@@ -108,6 +111,11 @@ def serve(
         finally:
             listener.close()
             logs.detach(handler)
+
+
+def _end(*_: object) -> None:
+    """What uvicorn leaves of a SIGTERM once its answers have ended: the store is closed, too."""
+    raise SystemExit(ExitCode.OK)
 
 
 def _keyring(path: Path | None) -> Keyring | None:

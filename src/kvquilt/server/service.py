@@ -24,6 +24,7 @@ from kvquilt.server.metrics import Metrics, Standing
 from kvquilt.server.record import Record
 from kvquilt.server.scheduler import Scheduler, Ticket
 from kvquilt.server.texts import Texts, Uploaded
+from kvquilt.writers.loaded import soft_rows
 
 
 @dataclass(eq=False, slots=True)
@@ -159,7 +160,8 @@ class Service:
             await self.library.ready(tenant, named, asked.kvquilt.wait)
         new = self.engine.sampling(options["max_new_tokens"]).max_new_tokens
         prompt, ids = await self.prompt(asked, tenant)
-        await ticket.admitted(self._bytes(len(ids) + new))
+        soft = max((soft_rows(each) for each in self.engine.reader.trained.values()), default=0)
+        await ticket.admitted(self._bytes(len(ids) + new + soft * len(prompt.documents)))
 
         def open(begun: Callable[[], None]) -> Stream:
             return self.engine.stream(prompt, **options, tenant=tenant, begun=begun)
