@@ -159,7 +159,7 @@ def test_when_reuse_counts_as_failed(asked: str, ran: str, reason: str | None, f
 
 def test_cells_of_a_table_do_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     echo_table(("group", "n"), [("a\x1b[31m\x07b\nc\r", "1"), ("d", "2")])
-    assert capsys.readouterr().out == "group         n\na\ufffd[31m\ufffdb c\ufffd  1\nd             2\n"
+    assert capsys.readouterr().out == "group        n\na\ufffd[31m\ufffdb c\ufffd  1\nd            2\n"
 
 
 @pytest.mark.parametrize(
