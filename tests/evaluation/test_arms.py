@@ -111,6 +111,7 @@ def test_arms_of_a_run_begin_with_both_references_and_come_once() -> None:
     [
         ("nine", "did you mean 'none'"),
         ("auto", "name a method"),
+        ("fewer-document:1", "did you mean 'fewer-documents'"),
         ("fewer-documents", "fewer-documents:K"),
         ("fewer-documents:0", "at least 1"),
         ("fewer-documents:" + "9" * 5000, "at least 1"),

@@ -113,7 +113,7 @@ def test_a_study_that_was_stopped_gives_what_one_that_was_not_gives(whole: Path,
 def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown method"):
         find_attention_arms(["non"])
-    with pytest.raises(InputError, match="unknown method"):
+    with pytest.raises(InputError, match="only `kvquilt eval` has"):
         find_attention_arms(["no-context"])
     with make_engine() as engine:
         with pytest.raises(InputError, match="items"):

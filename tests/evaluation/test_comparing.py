@@ -102,7 +102,7 @@ def test_measured_times_choose_the_fewer_documents_that_a_method_is_held_against
     assert (held.fewer.arm, held.fewer.difference.value) == ("fewer-documents:1", pytest.approx(4 / 6))
     assert (
         "epic:k=2 beats fewer-documents:1, which takes about as long to the first token (0.260 of full prefill's time "
-        "against 0.250, measured): +0.667 [+0.500, +1.000]."
+        "against 0.250, measured): score +0.667 [+0.500, +1.000]."
     ) in sentences(measured)
     # one of those that are compared was not timed: single readings for all of them
     partly = told(*fewer(), timing=[timed("item-1", full, epic=epic, few=few)])

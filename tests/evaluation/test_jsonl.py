@@ -115,6 +115,13 @@ def test_errors_name_line_and_field(tmp_path: Path, line: object, field: str) ->
     assert refused.value.field == field
 
 
+def test_a_field_that_is_missing_is_told_from_one_that_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"line 1: answers: is missing; must be a list of at least one text"):
+        JsonlTask(write(tmp_path, {"documents": ["a"], "question": "b?", "answer": "c"}))
+    with pytest.raises(InputError, match=r"line 1: answers: must be a list .* \(got 'str'\)"):
+        JsonlTask(write(tmp_path, {"documents": ["a"], "question": "b?", "answers": "c"}))
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="path: the file cannot be read"):
         JsonlTask(tmp_path / "nothing.jsonl")

@@ -167,6 +167,12 @@ def test_a_finished_folder_is_read_and_summarised_without_a_model(whole: tuple[P
     assert floor.work.flops == pytest.approx(1.0)
     with pytest.raises(InputError, match="holds no run"):
         read_finished(tmp_path)
+    with pytest.raises(InputError, match="no such folder"):
+        read_finished(tmp_path / "missing")
+    study = {"run": {"kind": "attention"}, "about": {}, "controls": {}}
+    (tmp_path / "run.json").write_text(json.dumps(study))
+    with pytest.raises(InputError, match="holds a study of attention, no run"):
+        read_finished(tmp_path)
 
 
 class Stopped(Exception):

@@ -48,6 +48,7 @@ def test_functions_reach_the_tasks_that_have_use_for_them(path: str) -> None:
     [
         ("biografy", "task: unknown task; did you mean 'biography'"),
         (7, "task: unknown task; valid: "),
+        ("questions.jsonl", "unknown task; a file stands behind its form, as in jsonl:questions.jsonl"),
         ("biography:poeple=7", "task: biography has no option 'poeple'; did you mean 'people'"),
         ("biography:people=many", "task: people must be a number"),
         ("biography:people=1.5", "task: people: must be a whole number"),

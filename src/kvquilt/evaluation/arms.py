@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from kvquilt.document import Document
-from kvquilt.errors import InputError
+from kvquilt.errors import InputError, nearest
 from kvquilt.evaluation.attended import AttendedDocument
 from kvquilt.evaluation.inserted import Inserted
 from kvquilt.evaluation.item import Item
@@ -23,6 +23,7 @@ FULL, WITHOUT, AGAIN = "full", "no-context", "full-again"
 FEWER, IN_ORDER_OF = "fewer-documents", "full-in-order-of"
 ORACLE, DISTRACTOR, DERANGED, ATTENDED = "oracle", "distractor", "deranged", "attended"
 INSERT, RECOMPUTE = "insert", "recompute"
+CONTROLS = (WITHOUT, AGAIN, FEWER, IN_ORDER_OF, ORACLE, DISTRACTOR, DERANGED, ATTENDED, INSERT, RECOMPUTE)
 
 _DIGITS = 18
 _WHOLE = "retrieved-document:documents=1000000"  # every document that is ranked
@@ -156,6 +157,8 @@ def find_arm(written: object) -> Arm:
         return _on_terms(written, name, find_method(written.partition(":")[2]))
     if name in (INSERT, RECOMPUTE):
         return _of_documents(written, name, options)
+    if name not in METHODS and name != "auto":
+        raise InputError("methods", f"unknown method {name!r}{nearest(name, [*METHODS, *CONTROLS])}")
     return Arm(written, find_method(written))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvquilt.errors import InputError, IntegrityError
-from kvquilt.evaluation.arms import AGAIN, FULL, Arm, find_arm
+from kvquilt.evaluation.arms import AGAIN, CONTROLS, FULL, Arm, find_arm
 from kvquilt.evaluation.attention_look import Look, answer_ids, looking
 from kvquilt.evaluation.attention_measures import Compared, compare
 from kvquilt.evaluation.item import Item
@@ -23,6 +23,7 @@ from kvquilt.evaluation.run_identity import begun, check_items, identity_of, pro
 from kvquilt.identity import digest_fields, encode_ids
 from kvquilt.placement import Placement, place_runs
 from kvquilt.repair.presets import METHODS, Method, find_method
+from kvquilt.repair.written import split
 
 if TYPE_CHECKING:
     from kvquilt.engine import Engine
@@ -41,8 +42,11 @@ def find_attention_arms(methods: Sequence[str]) -> tuple[Arm, ...]:
         raise InputError("methods", "must be a list of methods", methods)
     names = tuple(dict.fromkeys((FULL, AGAIN, NONE, *methods)))
     for name in names:
-        if name != AGAIN:
-            find_method(name)
+        if name == AGAIN:
+            continue
+        if isinstance(name, str) and split(name)[0] in CONTROLS:
+            raise InputError("methods", "takes methods; this arm only `kvquilt eval` has", name)
+        find_method(name)
     return tuple(find_arm(name) for name in names)
 
 

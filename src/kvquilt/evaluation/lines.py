@@ -38,7 +38,7 @@ def given_documents(data: dict[str, Any], where: str) -> tuple[Document, ...]:
     """
     given = data.get("documents")
     if not isinstance(given, list) or not given:
-        raise InputError(f"{where}: documents", "must be a list of at least one document", type(given).__name__)
+        raise _broken(f"{where}: documents", "must be a list of at least one document", given)
     return tuple(_document(each, f"{where}: documents[{n}]") for n, each in enumerate(given))
 
 
@@ -50,7 +50,7 @@ def given_texts(data: dict[str, Any], field: str, where: str) -> tuple[str, ...]
     """
     given = data.get(field)
     if not isinstance(given, list) or not given or not all(isinstance(each, str) and each.strip() for each in given):
-        raise InputError(f"{where}: {field}", "must be a list of at least one text, none empty", type(given).__name__)
+        raise _broken(f"{where}: {field}", "must be a list of at least one text, none empty", given)
     return tuple(given)
 
 
@@ -62,8 +62,12 @@ def given_text(data: dict[str, Any], field: str, where: str, default: str | None
     """
     given = data.get(field, default)
     if not isinstance(given, str) or not given.strip():
-        raise InputError(f"{where}: {field}", "must be a text that is not empty", type(given).__name__)
+        raise _broken(f"{where}: {field}", "must be a text that is not empty", given)
     return given
+
+
+def _broken(field: str, rule: str, given: object) -> InputError:
+    return InputError(field, f"is missing; {rule}") if given is None else InputError(field, rule, type(given).__name__)
 
 
 def _object(line: str, where: str, form: str) -> dict[str, Any]:

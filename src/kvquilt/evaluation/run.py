@@ -150,7 +150,9 @@ def read_finished(folder: Path) -> Finished:
     """
     files = EvaluationFolder(folder)
     if (stored := files.read_run()) is None:
-        raise InputError("folder", "holds no run", str(folder))
+        raise InputError("folder", "holds no run" if folder.is_dir() else "no such folder", str(folder))
+    if isinstance(stored["run"], Mapping) and "kind" in stored["run"]:
+        raise InputError("folder", f"holds a study of {stored['run']['kind']}, no run of `kvquilt eval`", str(folder))
     check_run(files.run, stored)
     lines = files.read_lines()
     check_lines(files.lines, lines)

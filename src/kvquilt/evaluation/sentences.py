@@ -31,7 +31,7 @@ def _against_fewer(summary: Summary, arm: ArmSummary) -> str:
     kind = "measured" if all(work.timed is not None for work in works) else "single readings"
     return (
         f"{arm.method} {_TOLD[fewer.outcome]} {fewer.arm}, which takes {takes} to the first token ({theirs:.3f} of "
-        f"full prefill's time against {mine:.3f}, {kind}): {interval(fewer.difference, signed=True)}."
+        f"full prefill's time against {mine:.3f}, {kind}): score {interval(fewer.difference, signed=True)}."
     )
 
 

@@ -48,7 +48,9 @@ def find_task(written: object, **parts: Callable[..., Any]) -> Task:
         raise InputError("task", f"unknown task{nearest(written, TASKS)}", written)
     name, options = split(written)
     if name not in TASKS:
-        raise InputError("task", f"unknown task{nearest(name, TASKS)}", name)
+        file = name.endswith((".json", ".jsonl"))
+        hint = f"; a file stands behind its form, as in jsonl:{name}" if file else nearest(name, TASKS)
+        raise InputError("task", f"unknown task{hint}", name)
     task: Any = TASKS[name]
     fields = {f.name: f for f in dataclasses.fields(task) if f.init}
     unknown = set(parts) - {"length", "retriever"}
