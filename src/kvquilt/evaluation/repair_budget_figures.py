@@ -81,7 +81,9 @@ def _read(folder: Path) -> tuple[list[_Folder], list[str]]:
         about = (files.read_run() or {}).get("about", {})
         if "study" not in about:
             continue
-        finished, items = read_finished(path.parent), len(files.read_items())
+        is_run = about["study"]["measures"] == ARMS  # else lines are of items, and have no arms
+        finished = read_finished(path.parent) if is_run else Finished(tuple(files.read_lines()), {})
+        items = len(files.read_items())
         arms = len({line.get("method") for line in finished.lines})
         if not finished.lines or len(finished.lines) != items * arms:
             unfinished.append(name)
