@@ -111,7 +111,7 @@ def test_one_that_waits_and_goes_away_leaves_the_line(held: threading.Event) -> 
 
 
 def test_a_full_queue_and_a_deadline_are_told(held: threading.Event) -> None:
-    with serving(Limits(streams=1, queue=1, deadline=1.5)) as served, ThreadPoolExecutor(2) as pool:
+    with serving(Limits(streams=1, queue=1, deadline=3.0)) as served, ThreadPoolExecutor(2) as pool:
         first = pool.submit(lambda: list(served.client().chat.completions.create(stream=True, **body())))
         until(lambda: served.service.scheduler.streams == 1)
         second = pool.submit(served.client().chat.completions.create, **body())

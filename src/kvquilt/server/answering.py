@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from kvquilt.answer import Answer, Stream
 from kvquilt.server.failures import RefusalError
@@ -73,5 +74,5 @@ class Answering:
         self._ticket.leave()
 
     def _tell(self, call: Callable[..., None], *values: object) -> None:
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed: the process ends, and nobody waits
             self._loop.call_soon_threadsafe(call, *values)

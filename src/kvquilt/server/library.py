@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -190,7 +191,8 @@ class Library:
         self.changed.notify_all()
         waiters, self._waiters = self._waiters, []
         for wake in waiters:
-            wake()
+            with suppress(RuntimeError):  # its loop is closed: the process ends
+                wake()
 
 
 def _entry(uploaded: Uploaded) -> Entry:
