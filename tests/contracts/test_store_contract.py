@@ -29,14 +29,16 @@ from kvquilt.store import (
     Tier,
     TierStats,
 )
+from kvquilt.store.s3 import S3Medium
 from kvquilt.store.valkey import ValkeyMedium
-from tests.store import valkey_server
+from tests.store import s3_server, valkey_server
 from tests.store.segments import bits, key_of, make, noted, same
 
 LARGE = 1 << 24
 LOCAL = ["memory", "disk", "store"]
 REMOTE = [
     pytest.param("valkey", marks=pytest.mark.skipif(valkey_server.FOUND is None, reason=valkey_server.WHY_NOT)),
+    pytest.param("s3", marks=pytest.mark.skipif(not s3_server.FOUND, reason=s3_server.WHY_NOT)),
 ]
 # A server that others use has a budget of its own, evicts by itself and says nothing of either.
 budgeted = pytest.mark.parametrize("open_tier", LOCAL, indirect=True)
@@ -103,20 +105,25 @@ Opener = Callable[[int], Tier]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[valkey_server.Server]:
+def valkey() -> Iterator[valkey_server.Server]:
     with valkey_server.running() as server:
         yield server
 
 
-def remote_tier(request: pytest.FixtureRequest) -> RemoteTier:
-    server = request.getfixturevalue("server")
-    return WrittenThrough(ValkeyMedium(Remote.parse(server.url)), Limits(deadline=10))
+@pytest.fixture(scope="module")
+def s3() -> Iterator[s3_server.Server]:
+    with s3_server.running() as server:
+        yield server
 
 
 @pytest.fixture(params=[*LOCAL, *REMOTE])
 def open_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     """Opens the tier with a budget in bytes, always in the same place; opening again is a restart."""
     opened: list[Tier] = []
+    if request.param not in LOCAL:
+        server = request.getfixturevalue(request.param)
+        server.empty()
+        place, limits = Remote.parse(server.url), Limits(deadline=10, write_deadline=10)
 
     def shut() -> None:
         while opened:
@@ -131,13 +138,12 @@ def open_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener
             "memory": lambda: MemoryTier(budget),
             "disk": lambda: DiskTier(tmp_path / "store", budget),
             "store": lambda: StoreAsTier(tmp_path / "store", budget),
-            "valkey": lambda: remote_tier(request),
+            "valkey": lambda: WrittenThrough(ValkeyMedium(place), limits),
+            "s3": lambda: WrittenThrough(S3Medium(place), limits),
         }
         opened.append(kinds[request.param]())
         return opened[-1]
 
-    if request.param not in LOCAL:
-        request.getfixturevalue("server").empty()
     yield open_it
     shut()
 

@@ -21,7 +21,8 @@ from kvquilt.store.remote import open_remote
 from tests.store import valkey_server
 from tests.store.proxy import proxy
 from tests.store.segments import key_of, make, same, wanted
-from tests.store.valkey_server import Server, until
+from tests.store.server import until
+from tests.store.valkey_server import Server
 
 pytestmark = pytest.mark.skipif(valkey_server.FOUND is None, reason=valkey_server.WHY_NOT)
 PATIENT = "deadline=20&write_deadline=20"

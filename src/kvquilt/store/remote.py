@@ -17,6 +17,8 @@ from kvquilt.store.line import Line, NoAnswerError
 from kvquilt.store.maintenance import VerifyReport
 from kvquilt.store.medium import Found, Medium
 from kvquilt.store.outbox import Outbox
+from kvquilt.store.s3 import S3Medium
+from kvquilt.store.valkey import ValkeyMedium
 
 if TYPE_CHECKING:
     from kvquilt.identity import SegmentKey
@@ -229,9 +231,7 @@ def open_remote(remote: Remote | str) -> RemoteTier:
         InputError: it is no such URL, or what reads it is not installed.
     """
     place = remote if isinstance(remote, Remote) else Remote.parse(remote)
-    from kvquilt.store.valkey import ValkeyMedium
-
-    return RemoteTier(ValkeyMedium(place), place.limits)
+    return RemoteTier(S3Medium(place) if place.scheme == "s3" else ValkeyMedium(place), place.limits)
 
 
 async def _read(coming: dict[int, Found], bodies: dict[int, memoryview | None]) -> None:

@@ -1,0 +1,70 @@
+"""Servers for tests: on the loopback, each in a process of its own, killed, stopped and started as a test likes."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+SECONDS = 60.0
+
+
+class Server:
+    """The process, on a port that stays the same."""
+
+    def __init__(self) -> None:
+        self.port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def command(self) -> Sequence[str]:
+        raise NotImplementedError
+
+    def answers(self) -> bool:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start it, again after `kill` with nothing in it, and wait until it answers."""
+        self._process = subprocess.Popen(self.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(self._up)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """While open, the process takes connections and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    def _up(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, "the server ended at once"
+        try:
+            return self.answers()
+        except OSError:
+            return False
+
+
+def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
+    """Poll until `condition` holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
