@@ -10,9 +10,10 @@ import pytest
 from starlette.requests import Request
 
 from kvquilt.server import body
+from kvquilt.server.asked import ChatAsked
 from kvquilt.server.body import checked, parsed, read_lines
 from kvquilt.server.failures import RefusalError
-from kvquilt.server.fields import ChatAsked, UploadedPart
+from kvquilt.server.fields import UploadedPart
 from kvquilt.server.limits import Limits
 
 

@@ -11,7 +11,8 @@ from kvquilt.compiling import CompileReport
 from kvquilt.engine import Engine
 from kvquilt.errors import InputError, KvquiltError
 from kvquilt.prompt import Document, segment_ids
-from kvquilt.server.library import Entry, Library, State
+from kvquilt.server.entry import Entry, State
+from kvquilt.server.library import Library
 
 log = logging.getLogger(__name__)
 PORTION = 8  # documents at once: short ones share a batch, and who waits for one waits for no more

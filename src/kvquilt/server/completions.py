@@ -9,9 +9,9 @@ from starlette.responses import JSONResponse, Response
 
 from kvquilt.answer import Answer
 from kvquilt.server.answering import Answering
+from kvquilt.server.asked import ChatAsked, TextAsked
 from kvquilt.server.body import checked, read_json
 from kvquilt.server.failures import refusal
-from kvquilt.server.fields import ChatAsked, TextAsked
 from kvquilt.server.presence import Events, while_there
 from kvquilt.server.record import Record, record_of
 from kvquilt.server.service import Service

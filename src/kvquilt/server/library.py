@@ -8,56 +8,15 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
 from itertools import compress
-from typing import Any
 
 from kvquilt.prompt import Document
+from kvquilt.server.entry import Entry, State
 from kvquilt.server.failures import RefusalError
 from kvquilt.server.texts import Texts, Uploaded
 
 RETRY = 2  # seconds
-
-
-class State(StrEnum):
-    """Of an uploaded document."""
-
-    QUEUED = "queued"
-    COMPILING = "compiling"
-    READY = "ready"
-    FAILED = "failed"
-
-
-@dataclass(slots=True)
-class Entry:
-    """What is known of a document without its text.
-
-    Attributes:
-        digest: of what the model reads: another text under this id is another digest.
-        progress: documents compiled and in all, of the portion that it is compiled with.
-        error: why it failed; ids and numbers.
-    """
-
-    id: str
-    title: str | None
-    created: int
-    characters: int
-    digest: str
-    state: State = State.QUEUED
-    progress: tuple[int, int] | None = None
-    error: str | None = None
-
-    def same(self, other: Entry) -> bool:
-        """Whether both are the same document."""
-        return (self.id, self.digest, self.title) == (other.id, other.digest, other.title)
-
-    def as_dict(self) -> dict[str, Any]:
-        done = None if self.progress is None else {"done": self.progress[0], "total": self.progress[1]}
-        return {
-            "id": self.id, "object": "document", "title": self.title, "created": self.created,
-            "characters": self.characters, "state": self.state.value, "progress": done, "error": self.error,
-        }  # fmt: skip
 
 
 Shelf = OrderedDict[str, Entry]
@@ -84,7 +43,7 @@ class Library:
         with self.changed:
             if tenant not in self._shelves:
                 found = sorted(self.texts.all(tenant), key=lambda each: (each.created, each.id))
-                self._shelves[tenant] = OrderedDict((each.id, _entry(each)) for each in found)
+                self._shelves[tenant] = OrderedDict((each.id, Entry.of(each)) for each in found)
                 self.notify()
             return self._shelves[tenant]
 
@@ -95,7 +54,7 @@ class Library:
             RefusalError: the tenant would have more than it may; none is taken.
             StoreUnavailableError: a text cannot be kept.
         """
-        shelf, entries = self.shelf(tenant), [_entry(each) for each in several]
+        shelf, entries = self.shelf(tenant), [Entry.of(each) for each in several]
         with self._writing:
             with self.changed:
                 known = {each.id: shelf[each.id] for each in entries if each.id in shelf}
@@ -193,11 +152,6 @@ class Library:
         for wake in waiters:
             with suppress(RuntimeError):  # its loop is closed: the process ends
                 wake()
-
-
-def _entry(uploaded: Uploaded) -> Entry:
-    size = len(uploaded.document.text)
-    return Entry(uploaded.id, uploaded.title, uploaded.created, size, uploaded.digest)
 
 
 def _unknown(id: str) -> RefusalError:

@@ -7,7 +7,8 @@ from typing import Any
 
 from kvquilt.errors import InputError
 from kvquilt.prompt import Document, Inline, Prompt, check_documents
-from kvquilt.server.fields import ChatAsked, DocumentPart, Message, TextAsked, TokenizeAsked
+from kvquilt.server.asked import ChatAsked, TextAsked, TokenizeAsked
+from kvquilt.server.fields import DocumentPart, Message
 from kvquilt.tokens import Tokenizer
 
 Find = Callable[[str], Document]  # an uploaded document by its id

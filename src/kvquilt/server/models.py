@@ -7,8 +7,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from kvquilt.server.asked import TokenizeAsked
 from kvquilt.server.body import checked, read_json
-from kvquilt.server.fields import TokenizeAsked
 from kvquilt.server.record import record_of
 from kvquilt.server.service import Service
 

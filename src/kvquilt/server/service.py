@@ -13,11 +13,12 @@ from kvquilt.answer import Answer, Stream
 from kvquilt.engine import Engine
 from kvquilt.prompt import Prompt
 from kvquilt.server.answering import Answering
+from kvquilt.server.asked import ChatAsked, TextAsked, TokenizeAsked
 from kvquilt.server.compiler import Compiler
+from kvquilt.server.entry import Entry
 from kvquilt.server.failures import RefusalError
-from kvquilt.server.fields import ChatAsked, TextAsked, TokenizeAsked
 from kvquilt.server.keys import Keyring
-from kvquilt.server.library import Entry, Library
+from kvquilt.server.library import Library
 from kvquilt.server.limits import Limits
 from kvquilt.server.messages import make_prompt, named_in, parts_in
 from kvquilt.server.metrics import Metrics, Standing
