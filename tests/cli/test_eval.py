@@ -70,7 +70,7 @@ def test_a_run_that_was_stopped_goes_on_and_is_told_in_tables(
     assert done.code == 0, done.err
     assert "7 of 18 prompts" in done.err
     assert "18 of 18 prompts, 0:00 to go" in done.err
-    assert "3 items. The documents do not clearly help" in done.out
+    assert "Split evaluation: 3 items. The documents do not clearly help" in done.out
     for title in ("How far from full prefill", "Answers (contains_em)", "Damage", "Work"):
         assert title in done.out
     assert "full-again (noise floor)" in done.out

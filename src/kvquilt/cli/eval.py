@@ -43,7 +43,9 @@ def evaluate(
     methods: Annotated[
         str,
         typer.Option(
-            metavar="A,B", help="Arms: methods, sempic:PATH+retrieved-document:5%, controls such as fewer-documents:2."
+            metavar="A,B",
+            help="Arms, joined by commas, or by ; in quotes: methods, sempic:PATH+retrieved-document:5%, controls "
+            "such as fewer-documents:2.",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The run's folder; one that was stopped goes on.")],
@@ -73,7 +75,7 @@ def evaluate(
 
     Full prefill, full prefill without documents, and full prefill in another layout (what rounding alone does) are
     always among the arms. Ctrl-C loses nothing: the same command goes on. Exit code 6: an arm failed a control, and
-    nothing is said of it. `kvquilt report DIR` makes a page of the folder.
+    nothing is said of it. `kvquilt report DIR` makes a page of the folder. All arms and columns: docs/evaluation.md.
     """
     settings, _ = settings_of(
         context, model=model, helper_model=helper_model, tenant=tenant, dtype=dtype, device=device, threads=threads

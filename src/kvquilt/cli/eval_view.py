@@ -67,7 +67,8 @@ def _show(run: Run, summary: Summary) -> None:
     from kvquilt.evaluation.tables import tables, verdict
 
     groups = "" if summary.groups == summary.items else f" in {summary.groups} groups"
-    typer.echo(f"{summary.items} items{groups}. {verdict(summary.documents_help)}")
+    split = f"Split {run.about['split']}: " if "split" in run.about else ""
+    typer.echo(f"{split}{summary.items} items{groups}. {verdict(summary.documents_help)}")
     for table in tables(summary, run.config.metric.grader):
         typer.echo(f"\n{table.title}")
         echo_table(table.head, table.rows)
@@ -82,6 +83,7 @@ def _show(run: Run, summary: Summary) -> None:
 @contextmanager
 def _watching() -> Iterator[Callable[[RunProgress], object]]:
     if not sys.stderr.isatty():
+        warn("a new run first tries every method on its first item; then prompts are counted")
         yield _Lines()
         return
     from rich.console import Console

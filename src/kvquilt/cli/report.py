@@ -12,7 +12,13 @@ from kvquilt.errors import InputError
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs of `kvquilt eval`.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...",
+            help="Folders of runs of `kvquilt eval`, also those that a study of the repair budget has made.",
+        ),
+    ],
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the files go; by default the folder, if there is one.")
     ] = None,

@@ -127,6 +127,10 @@ def hit_rate(
         typer.echo(text, nl=False)
         return
     echo_table(*table(result["rows"]))
+    typer.echo(
+        f"\nShare of all prompt tokens that need not be computed. A cache of {capacity} ({result['of']['name']}, "
+        f"{result['bytes_per_token']:,} bytes a token), {requests:,} requests."
+    )
     if replay:
         typer.echo(
             f"\nReplayed through {reader}: {again.requests} requests, simulated {again.simulated:.2%}, real "

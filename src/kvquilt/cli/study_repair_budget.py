@@ -199,7 +199,7 @@ def _show(found: dict[str, Any], out: Path) -> None:
         typer.echo()
     for remark in remarks(found):
         typer.echo(remark)
-    typer.echo(f"The study is in {out}; `kvquilt report` makes a page of the runs below it.")
+    typer.echo(f"The study is in {out}; `kvquilt report FOLDER` makes a page of a run below it, see docs/studies.md.")
 
 
 @contextmanager
