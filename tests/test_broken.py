@@ -13,7 +13,6 @@ from transformers import GPTNeoXConfig, Qwen2MoeConfig
 from typer.testing import CliRunner
 
 from kvquilt import Document, Prompt
-from kvquilt import answer as answers
 from kvquilt.accounting import full_flops
 from kvquilt.cli.app import app
 from kvquilt.config import Settings
@@ -24,6 +23,7 @@ from kvquilt.model.attention import attend
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.rows import RowPlan, active
 from kvquilt.model.single_row import SingleRowProducts
+from kvquilt.model.steps import Steps
 from kvquilt.placement import place_runs
 from kvquilt.repair.plan import cut
 from kvquilt.repair.presets import METHODS
@@ -41,7 +41,7 @@ def test_a_stream_can_be_cancelled_from_another_thread_while_it_computes(monkeyp
     with make_engine() as engine:
         before = engine.model.pool.lent
         stream = engine.stream(QUESTION, documents(), method="none", max_new_tokens=40)
-        real, faults = answers.step, []
+        real, faults = Steps.step, []
 
         def cancel() -> None:
             try:
@@ -55,7 +55,7 @@ def test_a_stream_can_be_cancelled_from_another_thread_while_it_computes(monkeyp
             other.join()
             return real(*args)
 
-        monkeypatch.setattr(answers, "step", step)
+        monkeypatch.setattr(Steps, "step", step)
         pieces = list(stream)
         assert not faults
         assert stream.answer.stop_reason == "cancelled"

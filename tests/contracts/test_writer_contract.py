@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -279,22 +280,20 @@ def test_who_reads_while_another_thread_compiles_has_the_bit_equal_reader(
             assert trying.wait(60), "nobody asks for the lock: a forward runs without it"
         return forward(*args, **kwargs)
 
-    class Noting:
-        """The model's lock, which says when the reader asks for it: the other thread goes on no earlier."""
+    taken = model.turns.taken
 
-        def __enter__(self) -> None:
-            if threading.current_thread() is not compiling:
-                trying.set()
-            lock.acquire()
+    @contextmanager
+    def noting() -> Iterator[None]:
+        """The model's turn, which says when the reader asks for it: the other thread goes on no earlier."""
+        if threading.current_thread() is not compiling:
+            trying.set()
+        with taken():
+            yield
 
-        def __exit__(self, *error: object) -> None:
-            lock.release()
-
-    lock = model._lock
     compiling = threading.Thread(target=lambda: compiled(writer, model, [random_ids(n, n) for n in (30, 90)]))
     with monkeypatch.context() as patched:
         patched.setattr(layer, "forward", pausing)
-        patched.setattr(model, "_lock", Noting())
+        patched.setattr(model.turns, "taken", noting)
         compiling.start()
         assert inside.wait(60), "the pass is in the middle, its parts are on"
         read = [plain_logits(model) for _ in range(3)]

@@ -208,7 +208,7 @@ def test_a_line_ends_at_a_line_feed_only(tmp_path: Path) -> None:
     [
         ("{", "line 2: must be an object"),
         ([], "line 2: must be an object"),
-        ({"question": "?"}, "line 2: documents: must be a list"),
+        ({"question": "?"}, "line 2: documents: is missing; must be a list"),
         ({"documents": [], "question": "?"}, "line 2: documents: must be a list"),
         ({"documents": ["a"]}, "line 2: question: either"),
         ({"documents": ["a"], "question": "?", "questions": ["?"]}, "line 2: question: either"),

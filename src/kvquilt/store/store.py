@@ -310,9 +310,11 @@ class Store:
         try:
             answers = tier.get_many([(*each, layouts[each]) for each in wanted])
         except OSError:
+            if len(wanted) > 1:  # one of them cannot be read, and nobody knows which
+                return [answer for each in wanted for answer in self._get(tier, [each], layouts)]
             with self._lock:
-                self._errors[tier.name][0][MissReason.UNREADABLE.value] += len(wanted)
-            answers = [Miss(MissReason.UNREADABLE) for _ in wanted]
+                self._errors[tier.name][0][MissReason.UNREADABLE.value] += 1
+            answers = [Miss(MissReason.UNREADABLE)]
         return list(zip(wanted, answers, strict=True))
 
     def _remove(self, keys: set[SegmentKey]) -> int:
