@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -89,6 +92,24 @@ def test_one_is_a_plain_forward() -> None:
     wanted = alone(model, cache, [5])
     assert torch.equal(forward_together(model, [[5]], [cache])[0], wanted)
     model.pool.release(cache)
+
+
+def test_caches_are_free_as_soon_as_nobody_has_them() -> None:
+    """Not at the next garbage collection: each holds megabytes."""
+    model = tiny()
+    gc.collect()
+    gc.disable()
+    try:
+        caches = [stand(model, 4), stand(model, 9)]
+        forward_together(model, [[5, 6], [7]], caches)
+        watched = [weakref.ref(cache.slot_keys) for cache in caches]
+        for cache in caches:
+            model.pool.release(cache)
+        del cache, caches
+        model.pool.release(model.pool.acquire(4096))  # the pool keeps one: this one
+        assert [each() for each in watched] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_what_cannot_go_together() -> None:

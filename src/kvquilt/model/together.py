@@ -30,6 +30,9 @@ class Together(RowPlan):
 
     members: tuple[tuple[RowPlan, SlotCache], ...] = ()
 
+    def __post_init__(self) -> None:
+        """No rows of its own: they refer to their plan, and caches would stay until the next garbage collection."""
+
     @property
     def positions(self) -> torch.Tensor:
         return torch.cat([plan.positions for plan, _ in self.members])
