@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import socket
+import socketserver
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 SECONDS = 60.0
 
@@ -54,6 +56,27 @@ class Server:
             return self.answers()
         except OSError:
             return False
+
+
+@contextmanager
+def saying(reply: bytes) -> Iterator[int]:
+    """The port of a server that says the same to everything."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):
+                while self.request.recv(1 << 16):
+                    self.request.sendall(reply)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield int(server.server_address[1])
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:

@@ -23,7 +23,7 @@ from tests.store import s3_server
 from tests.store.proxy import proxy
 from tests.store.s3_server import BUCKET, Server
 from tests.store.segments import key_of, make, same, wanted
-from tests.store.server import until
+from tests.store.server import saying, until
 
 pytestmark = pytest.mark.skipif(not s3_server.FOUND, reason=s3_server.WHY_NOT)
 PATIENT = "deadline=20&write_deadline=20"
@@ -248,6 +248,17 @@ def test_a_server_that_only_refuses_is_left_alone(
             tier.verify()
     assert "geheim" not in caplog.text + str(caught.value)
     assert "does not answer" in caplog.text
+
+
+@pytest.mark.parametrize("reply", [b"+OK\r\n", b"\0" * 50, b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nabcde"])
+def test_a_server_that_talks_nonsense_is_a_miss(open_tier: OpenTier, reply: bytes) -> None:
+    with saying(reply) as port:
+        tier = open_tier("deadline=1&write_deadline=1&pause=60", port=port)
+        assert all(isinstance(read(tier, 1), Miss) for _ in range(3))
+        tier.put(key_of(make(1)), make(1))
+        assert tier.flush()
+        tier.remove(key_of(make(1)))
+        tier.close()
 
 
 def test_a_second_machine_finds_what_the_first_compiled(server: Server, tmp_path: Path) -> None:

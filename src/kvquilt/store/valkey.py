@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvquilt.errors import InputError
 from kvquilt.identity import SegmentKey
@@ -15,6 +15,7 @@ from kvquilt.store.medium import RefusedError, UnreachableError
 if TYPE_CHECKING:
     from kvquilt.remote import Remote
 
+T = TypeVar("T")
 _LARGEST = 512 << 20  # of a string, by the protocol
 _PREFIX = "kvquilt:v1"
 _PORT = 6379
@@ -40,16 +41,17 @@ class ValkeyMedium:
             raise InputError("remote", "max_bytes must be at most 512 MiB, the longest value of a server")
         self.place = str(remote)
         self._ttl = remote.ttl
+        secured: dict[str, Any] = {"connection_class": SSLConnection, "ssl_check_hostname": True}
         pool = BlockingConnectionPool(
             max_connections=_CONNECTIONS,
             timeout=None,  # deadlines are the tier's: whole calls, not single reads
-            connection_class=SSLConnection if remote.scheme == "valkeys" else Connection,
             host=remote.host,
             port=remote.port or _PORT,
             db=int(remote.path or 0),
             username=remote.user or None,
             password=remote.password or None,
             socket_timeout=None,
+            **(secured if remote.scheme == "valkeys" else {"connection_class": Connection}),
         )
         self._client: Any = Valkey.from_pool(pool)
 
@@ -58,13 +60,13 @@ class ValkeyMedium:
             pipe = self._client.pipeline(transaction=False)
             for key in keys:
                 pipe.strlen(_name(key))
-            sizes = await pipe.execute()
-        return [_Value(self, key, size) if size else None for key, size in zip(keys, sizes, strict=True)]
+            sizes = [_as(int, each) for each in await pipe.execute()]
+        return [_Value(self, key, size) if size > 0 else None for key, size in zip(keys, sizes, strict=True)]
 
     async def read(self, key: SegmentKey) -> memoryview | None:
         with _errors():
             content = await self._client.get(_name(key))
-        return None if content is None else memoryview(content)
+        return None if content is None else memoryview(_as(bytes, content))
 
     async def write(self, key: SegmentKey, parts: Sequence[memoryview]) -> None:
         with _errors():
@@ -72,7 +74,7 @@ class ValkeyMedium:
 
     async def remove(self, key: SegmentKey) -> bool:
         with _errors():
-            return bool(await self._client.unlink(_name(key)))
+            return _as(int, await self._client.unlink(_name(key))) > 0
 
     async def list(self, namespace: str | None) -> AsyncIterator[tuple[SegmentKey, int]]:
         at: int | None = None
@@ -114,6 +116,12 @@ def _key(name: bytes) -> SegmentKey | None:
     return SegmentKey(namespace, digest) if is_namespace(namespace) and is_digest(digest) else None
 
 
+def _as(kind: type[T], reply: object) -> T:
+    if not isinstance(reply, kind):
+        raise RefusedError("its reply is none to what was asked")
+    return reply
+
+
 @contextmanager
 def _errors() -> Iterator[None]:
     """The library's errors as a medium's; their texts, which may quote what was sent, stay here."""
@@ -127,5 +135,5 @@ def _errors() -> Iterator[None]:
         raise RefusedError("not authorised") from error
     except (errors.ConnectionError, errors.TimeoutError, OSError) as error:
         raise UnreachableError("no connection") from error
-    except errors.ValkeyError as error:
+    except (errors.ValkeyError, TypeError, ValueError) as error:  # the library, too, trips over what is no reply
         raise RefusedError(type(error).__name__) from error
