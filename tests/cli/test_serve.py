@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -51,12 +52,18 @@ def test_a_port_that_is_taken_is_told(run: Any) -> None:
     from kvquilt.server.running import listening
 
     taken = listening("127.0.0.1", 0)
-    taken.listen()
     try:
         outcome = run("serve", "no-such-model", "--port", taken.getsockname()[1])
     finally:
         taken.close()
     assert (outcome.code, "cannot listen there" in outcome.err) == (2, True)
+
+
+def test_an_address_that_is_told_can_be_reached_though_nobody_accepts_yet() -> None:
+    from kvquilt.server.running import listening
+
+    with listening("127.0.0.1", 0) as made, socket.create_connection(made.getsockname(), timeout=10):
+        pass
 
 
 def test_a_process_answers_logs_and_stops_when_told(model_folder: Path, tmp_path: Path) -> None:
