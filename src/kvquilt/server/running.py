@@ -25,7 +25,7 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
-        made.listen()  # from now on, so that whoever reads the address before the server accepts waits, and is not refused
+        made.listen()  # whoever is told the address before the server accepts waits, and is not refused
     except (OSError, OverflowError) as error:
         made.close()
         raise InputError("host", f"cannot listen there: {error}", f"{host}:{port}") from None
