@@ -62,8 +62,8 @@ def test_a_port_that_is_taken_is_told(run: Any) -> None:
 def test_an_address_that_is_told_can_be_reached_though_nobody_accepts_yet() -> None:
     from kvquilt.server.running import listening
 
-    with listening("127.0.0.1", 0) as made, socket.create_connection(made.getsockname(), timeout=10):
-        pass
+    with listening("127.0.0.1", 0) as made, socket.create_connection(made.getsockname(), timeout=10) as reached:
+        assert reached.getpeername() == made.getsockname()
 
 
 def test_a_process_answers_logs_and_stops_when_told(model_folder: Path, tmp_path: Path) -> None:
