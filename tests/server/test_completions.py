@@ -129,10 +129,12 @@ def test_what_cannot_be_done_is_refused_by_name(served: Served, fields: dict[str
 
 
 def test_what_asks_for_nothing_is_taken(served: Served) -> None:
-    served.client().chat.completions.create(
+    answer = served.client().chat.completions.create(
         messages=asked(1), n=1, tools=[], frequency_penalty=0.0, presence_penalty=0, logprobs=False, user="somebody",
         store=False, response_format={"type": "text"}, **GREEDY,
     )  # fmt: skip
+    plain = served.client().chat.completions.create(messages=asked(1), **GREEDY)
+    assert answer.choices[0].message.content == plain.choices[0].message.content
 
 
 def test_another_model_is_not_found(served: Served) -> None:
