@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from kvquilt.server import completions, documents, models, state
 from kvquilt.server.access import guard
+from kvquilt.server.described import describe
 from kvquilt.server.failures import RefusalError
 from kvquilt.server.middleware import Around
 from kvquilt.server.record import record_of
@@ -40,7 +41,8 @@ def make_app(service: Service) -> FastAPI:
         finally:
             await asyncio.to_thread(service.stop)
 
-    app = FastAPI(title="kvquilt", openapi_url=None, lifespan=lifespan, telemetry=SILENT)
+    app = FastAPI(docs_url=None, redoc_url=None, lifespan=lifespan, telemetry=SILENT)
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     app.include_router(state.routes(service))
     for each in (completions, documents, models):
         app.include_router(each.routes(service), dependencies=[Depends(guard(service.keyring))])

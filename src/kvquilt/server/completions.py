@@ -11,6 +11,7 @@ from kvquilt.answer import Answer
 from kvquilt.server.answering import Answering
 from kvquilt.server.asked import ChatAsked, TextAsked
 from kvquilt.server.body import checked, read_json
+from kvquilt.server.described import takes
 from kvquilt.server.failures import refusal
 from kvquilt.server.presence import Events, while_there
 from kvquilt.server.record import Record, record_of
@@ -21,12 +22,12 @@ from kvquilt.server.shapes import ChatForm, Form, Shape, TextForm, event
 def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", openapi_extra=takes(ChatAsked))
     async def chat(request: Request) -> Response:
         asked = checked(ChatAsked, await read_json(request, service.limits))
         return await _answered(service, request, asked, ChatForm())
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", openapi_extra=takes(TextAsked))
     async def text(request: Request) -> Response:
         asked = checked(TextAsked, await read_json(request, service.limits))
         return await _answered(service, request, asked, TextForm())

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from kvquilt.prompt import check_documents
 from kvquilt.server.body import LINES, checked, media_type, read_json, read_lines
+from kvquilt.server.described import takes
 from kvquilt.server.failures import RefusalError, refusal
 from kvquilt.server.fields import UploadedPart, UploadedParts
 from kvquilt.server.record import record_of
@@ -23,7 +24,9 @@ ACCEPTED = 202
 def routes(service: Service) -> APIRouter:
     router, library = APIRouter(), service.library
 
-    @router.post("/v1/documents")
+    @router.post(
+        "/v1/documents", status_code=ACCEPTED, openapi_extra=takes(UploadedPart, UploadedParts, lines=UploadedPart)
+    )
     async def upload(request: Request) -> Response:
         tenant = record_of(request).tenant
         if media_type(request) == LINES:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 
 from kvquilt.server.asked import TokenizeAsked
 from kvquilt.server.body import checked, read_json
+from kvquilt.server.described import takes
 from kvquilt.server.record import record_of
 from kvquilt.server.service import Service
 
@@ -31,7 +32,7 @@ def routes(service: Service) -> APIRouter:
         service.check_model(name)
         return card()
 
-    @router.post("/tokenize")
+    @router.post("/tokenize", openapi_extra=takes(TokenizeAsked))
     async def tokenize(request: Request) -> dict[str, Any]:
         asked = checked(TokenizeAsked, await read_json(request, service.limits))
         service.check_model(asked.model)
