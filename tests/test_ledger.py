@@ -84,6 +84,15 @@ def test_an_answers_ledger_adds_up(method: str) -> None:
         ledger = answer.ledger
         assert sum(ledger.tokens.values()) == answer.prompt_tokens
         assert {d.id for d in ledger.documents} == {d.id for d in docs}
+        assert [(r.document, r.tokens, r.recomputed) for r in ledger.runs if r.document is not None] == [
+            (d.id, d.tokens, d.recomputed) for d in ledger.documents
+        ]
+        by_run = dict.fromkeys(Provenance, 0)
+        for run in ledger.runs:
+            by_run[run.kept] += run.tokens - run.recomputed
+            by_run[Provenance.RECOMPUTED] += run.recomputed
+        assert by_run == ledger.tokens
+        assert ledger.runs[-1].kept is Provenance.INLINE
         computed = ledger.tokens[Provenance.INLINE] + ledger.tokens[Provenance.RECOMPUTED]
         online = ledger.soft_rows if method.startswith("link-tokens") else 0  # its soft rows are never stored
         assert ledger.reused_share == pytest.approx(1 - computed / answer.prompt_tokens)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvquilt.ledger import DocumentUse, Ledger, Provenance
+from kvquilt.ledger import DocumentUse, Ledger, Provenance, RunUse
 from kvquilt.model.language_model import LanguageModel, RowCounter
 from kvquilt.model.parts import SOFT
 from kvquilt.placement import Order, Placement
@@ -47,6 +47,7 @@ class Outcome:
             again = int(ran[span.start : span.stop].sum())
             if run.document is None and found is None:
                 ledger.tokens[Provenance.INLINE] += len(run.ids)
+                ledger.runs.append(RunUse(None, len(run.ids), Provenance.INLINE))
                 continue
             kept, why = self._kept(i, again)
             source = "-"
@@ -64,6 +65,7 @@ class Outcome:
                 why = f"{again} of {len(run.ids)} tokens computed again; the others {why}"
             ledger.tokens[kept] += len(run.ids) - again
             ledger.tokens[Provenance.RECOMPUTED] += again
+            ledger.runs.append(RunUse(None if run.document is None else run.document.id, len(run.ids), kept, again))
             if run.document is not None:
                 provenance = Provenance.RECOMPUTED if 2 * again > len(run.ids) else kept
                 at = positions[i] + len(run.header)

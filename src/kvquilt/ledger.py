@@ -77,6 +77,21 @@ class DocumentUse:
 
 
 @dataclass(frozen=True, slots=True)
+class RunUse:
+    """One run of a prompt.
+
+    Attributes:
+        document: its id; None for text beside documents.
+        kept: where its tokens are from, but for `recomputed` of them.
+    """
+
+    document: str | None
+    tokens: int
+    kept: Provenance
+    recomputed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Spending:
     """What a request spent beyond pure reuse, in token-layers: one row through one layer.
 
@@ -140,6 +155,7 @@ class Ledger:
         flops: estimated floating-point operations of ``read`` (and of ``compile``, if any); `flops_full` those of a
             full prefill of the same prompt.
         documents: in prompt order. Ids only, never text.
+        runs: the whole prompt in its order, for who draws it; empty after a follow-up. Not in `as_dict`.
         writer: of the documents where it was trained: kind, beginning of its digest, and its name if it has one.
         soft_rows: what that writer put around documents; they take slots and positions and are no prompt tokens.
     """
@@ -155,6 +171,7 @@ class Ledger:
     flops_full: float = 0.0
     fallbacks: list[Fallback] = field(default_factory=list)
     documents: list[DocumentUse] = field(default_factory=list)
+    runs: list[RunUse] = field(default_factory=list, compare=False)
     spending: Spending | None = None  # None where nothing could be spent on: full prefill, follow-ups
     gate: str = ""  # the measurement that allowed the method, if the gate was asked
     model: str = ""
@@ -190,7 +207,9 @@ class Ledger:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain types, ready for JSON."""
-        return {**asdict(self), "tokens": {str(k): v for k, v in self.tokens.items()}}
+        told = {**asdict(self), "tokens": {str(k): v for k, v in self.tokens.items()}}
+        del told["runs"]  # what is kept of answers has `documents`
+        return told
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Ledger:
