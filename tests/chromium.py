@@ -71,7 +71,7 @@ class Browser:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tab:
-    """One page, without a network."""
+    """One page."""
 
     browser: Browser
     session: str
@@ -79,11 +79,13 @@ class Tab:
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self.browser.send(method, self.session, **parameters)
 
-    def open(self, address: str) -> None:
-        """Returns when the page and all that it asks for is loaded."""
+    def open(self, address: str, offline: bool = True) -> None:
+        """Returns when the page and all that it asks for is loaded; by default there is no network."""
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.send(f"{domain}.enable")
-        self.send("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+        if offline:
+            speed = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+            self.send("Network.emulateNetworkConditions", offline=True, **speed)
         self.send("Page.navigate", url=address)
         self.browser.wait("Page.loadEventFired", self.session)
 
@@ -96,9 +98,9 @@ class Tab:
         assert "exceptionDetails" not in found, (expression, found["exceptionDetails"])
         return found["result"].get("value")
 
-    def press(self, key: str) -> None:
+    def press(self, key: str, shift: bool = False) -> None:
         code, text = _KEYS.get(key, (ord(key[0].upper()), key))
-        what = {"key": key, "windowsVirtualKeyCode": code}
+        what = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
         self.send("Input.dispatchKeyEvent", type="keyDown", text=text, **what)
         self.send("Input.dispatchKeyEvent", type="keyUp", **what)
 

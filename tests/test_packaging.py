@@ -74,5 +74,5 @@ def test_every_dependency_is_pinned_explained_and_uncapped() -> None:
 
 def test_the_wheel_holds_every_module_and_the_type_marker() -> None:
     shipped = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
-    sources = {path for suffix in ("py", "css", "js") for path in (ROOT / "src").rglob(f"*.{suffix}")}
+    sources = {path for suffix in ("py", "css", "js", "html", "svg") for path in (ROOT / "src").rglob(f"*.{suffix}")}
     assert shipped == {str(path.relative_to(ROOT / "src")) for path in sources} | {"kvquilt/py.typed"}

@@ -156,6 +156,11 @@ class Engine:
             self.reader = replace(self.reader, trained={**self.reader.trained, name: made})
         return method_of(name, made)
 
+    @property
+    def template(self) -> PromptTemplate:
+        """What its prompts have around documents and question."""
+        return self._template
+
     def prompt(self, question: str, documents: Sequence[Document]) -> Prompt:
         """The prompt of `ask`: system message, documents, question, in the model's chat template if it has one."""
         return self._template.filled(question, documents)

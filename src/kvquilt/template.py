@@ -17,14 +17,15 @@ class PromptTemplate:
 
     Attributes:
         system: the system message; "" for none. Where the chat template takes none, it opens the user's turn.
+        system_role: whether the chat template takes one.
     """
 
     tokenizer: Tokenizer
     system: str
-    _system_role: bool = field(init=False, repr=False)
+    system_role: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_system_role", _has_system_role(self.tokenizer))
+        object.__setattr__(self, "system_role", _has_system_role(self.tokenizer))
 
     def filled(self, question: str, documents: Sequence[Document]) -> Prompt:
         """The prompt of one question."""
@@ -32,7 +33,7 @@ class PromptTemplate:
             return Prompt.plain(self.system, documents, question)
         content: list[str | Document] = [*documents, f"\nQuestion: {question}"]
         messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
-        if self.system and self._system_role:
+        if self.system and self.system_role:
             messages.insert(0, {"role": "system", "content": self.system})
         elif self.system:
             content.insert(0, f"{self.system}\n\n")

@@ -24,6 +24,7 @@ from kvquilt.server.messages import make_prompt, named_in, parts_in
 from kvquilt.server.metrics import Metrics, Standing
 from kvquilt.server.record import Record
 from kvquilt.server.scheduler import Scheduler, Ticket
+from kvquilt.server.tally import Tally
 from kvquilt.server.texts import Texts, Uploaded
 from kvquilt.writers.loaded import soft_rows
 
@@ -48,6 +49,7 @@ class Service:
     compiler: Compiler = field(init=False)
     metrics: Metrics = field(init=False)
     running: bool = field(init=False, default=False)
+    _tallies: dict[str | None, Tally] = field(default_factory=dict, repr=False)
     _answers: set[Answering] = field(default_factory=set, repr=False)
     _reading: ThreadPoolExecutor = field(init=False, repr=False)
 
@@ -88,6 +90,11 @@ class Service:
         """Note a finished answer where it is counted and logged."""
         record.answered(answer)
         self.metrics.answered(answer)
+        self.tally(record.tenant).add(answer.ledger)
+
+    def tally(self, tenant: str | None) -> Tally:
+        """What this tenant's answers reused since the server began."""
+        return self._tallies.setdefault(tenant, Tally())
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:

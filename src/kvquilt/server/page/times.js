@@ -1,0 +1,39 @@
+/** Time to the first token against full prefill: measured beside it, or estimated, or not known. */
+
+import { make, percent, seconds, several } from "./make.js";
+
+/**
+ * Lines and bars of one answer.
+ * `known` is the server's measurement of full prefills; `beside` the account of one of the very same question.
+ */
+export function times({ account, first }, known, beside) {
+  const own = account.seconds.first_token;
+  const isFull = account.method.split(":")[0] === "full";
+  const { value, told } = isFull ? { value: null, told: "This answer read the whole prompt." } : whole(account, known, beside);
+  const widest = Math.max(own, value ?? 0);
+  const bars = [bar("this answer", own, widest)];
+  if (value !== null) bars.push(bar(beside ? "full prefill" : "full prefill, estimated", value, widest));
+  const clocks = `First token after ${seconds(own)} by the server's clock` +
+    (first === null ? "." : `, ${seconds(first)} by the browser's, waiting and transport included.`);
+  const sooner = value === null ? "" : value >= own
+    ? ` That is ${(value / own).toFixed(1)} times sooner than full prefill.`
+    : ` That is ${(own / value).toFixed(1)} times later than full prefill.`;
+  const work = account.flops_full ? ` Estimated work: ${percent(account.flops / account.flops_full)} of a full prefill.` : "";
+  return [make("div", { className: "bars", "aria-hidden": "true" }, ...bars), make("p", { className: "times" }, clocks + sooner),
+    make("p", { className: "note" }, told + work)];
+}
+
+function whole(account, known, beside) {
+  if (beside) return { value: beside.seconds.first_token, told: "Full prefill was measured beside it, by the server's clock." };
+  if (known.seconds_per_flop === null)
+    return { value: null, told: "How long full prefill takes here is not known: no prompt of yours was read in full since "
+      + "the server began. The switch measures it." };
+  return { value: account.flops_full * known.seconds_per_flop,
+    told: `Full prefill is estimated by its operations and the speed of your last ${several(known.measured, "full prefill")} on this server.` };
+}
+
+function bar(label, value, widest) {
+  const drawn = make("span", { className: "bar" });
+  drawn.style.width = `${(100 * value) / widest}%`;
+  return make("div", {}, make("span", { className: "what" }, `${label} ${seconds(value)}`), drawn);
+}
