@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from kvquilt.store import (
     MemoryTier,
     Miss,
     MissReason,
+    Quotas,
     RemoteTier,
     Row,
     Store,
@@ -86,6 +87,12 @@ class StoreAsTier(Tier):
 
     def rows(self, namespace: str | None = None) -> Iterator[Row]:
         return iter(self.store.ls(namespace))
+
+    def sizes(self) -> Mapping[str, int]:
+        return self.store.tiers[1].sizes()
+
+    def quote(self, quoting: Callable[[], Quotas]) -> None:
+        self.store.quote(quoting)
 
     def pin(self, key: SegmentKey) -> AbstractContextManager[None]:
         return self.store.tiers[1].pin(key)
@@ -443,3 +450,136 @@ def test_what_was_removed_is_gone(open_tier: Opener) -> None:
     assert list(tier.keys()) == [key_of(make(2))]
     assert isinstance(held, Hit)
     assert same(held.segment, make(1)), "what was handed out stays valid"
+
+
+def quote(tier: Tier, **bytes: int) -> None:
+    """Hold tenants to these."""
+    assert isinstance(tier, MemoryTier | DiskTier | StoreAsTier)
+    quotas = Quotas({namespace(tenant): size for tenant, size in bytes.items()})
+    tier.quote(lambda: quotas)
+
+
+def fill(tier: Tier, tenant: str, *numbers: int) -> list[Stored | Failure]:
+    return [tier.put(key_of(make(number), tenant), make(number)) for number in numbers]
+
+
+def numbers_of(tier: Tier, tenant: str, numbers: range) -> list[int]:
+    kept = set(tier.keys(namespace(tenant)))
+    return [number for number in numbers if key_of(make(number), tenant) in kept]
+
+
+def test_bytes_are_told_by_namespace(open_tier: Opener) -> None:
+    tier = open_tier(LARGE)
+    fill(tier, "a", 1, 2)
+    fill(tier, "b", 1)
+    if isinstance(tier, RemoteTier):
+        assert tier.sizes() == {}
+        return
+    sizes = tier.sizes()
+    assert sizes[namespace("a")] == 2 * sizes[namespace("b")] > 0
+    assert sum(sizes.values()) == tier.stats().bytes
+    tier.remove(key_of(make(1), "b"))
+    assert {space for space, size in tier.sizes().items() if size} == {namespace("a")}
+
+
+@budgeted
+def test_a_flood_evicts_its_own_tenant_s_segments_and_nobody_else_s(open_tier: Opener, size: int) -> None:
+    tier = open_tier(size * 6)
+    quote(tier, a=size * 3, b=size * 3)
+    fill(tier, "a", 1, 2, 3)
+    assert all(isinstance(each, Stored) for each in fill(tier, "b", *range(1, 40)))
+    assert numbers_of(tier, "a", range(50)) == [1, 2, 3]
+    assert numbers_of(tier, "b", range(50)) == [37, 38, 39]
+    assert tier.stats().evictions == 36
+
+
+@budgeted
+def test_the_least_useful_of_the_tenant_goes_first_whatever_others_do(open_tier: Opener, size: int) -> None:
+    tier = open_tier(size * 6)
+    quote(tier, a=size * 3, b=size * 3)
+    fill(tier, "a", 1, 2, 3)
+    for number in (1, 1, 1, 3, 3):
+        tier.get(key_of(make(number), "a"), make(number).ids)
+    fill(tier, "b", *range(1, 100))  # another's evictions do not age them
+    fill(tier, "a", 4)
+    assert numbers_of(tier, "a", range(50)) == [1, 3, 4]
+
+
+@budgeted
+def test_room_below_the_quota_is_nobody_else_s(open_tier: Opener, size: int) -> None:
+    tier = open_tier(size * 6)
+    quote(tier, a=size * 2, b=size * 4)
+    fill(tier, "a", *range(1, 20))
+    assert len(numbers_of(tier, "a", range(50))) == 2
+    assert tier.stats().bytes == size * 2
+
+
+@budgeted
+def test_more_than_a_quota_at_once_and_without_one_is_refused_and_evicts_nothing(open_tier: Opener, size: int) -> None:
+    tier = open_tier(size * 6)
+    quote(tier, a=size)
+    fill(tier, "a", 1)
+    large = make(2, tokens=12)
+    assert tier.put(key_of(large, "a"), large) == Failure(FailureReason.OVER_QUOTA)
+    assert fill(tier, "b", 1) == [Failure(FailureReason.OVER_QUOTA)]
+    assert numbers_of(tier, "a", range(3)) == [1]
+    assert tier.stats().failures == {"over_quota": 2}
+
+
+@budgeted
+def test_who_is_over_a_quota_that_shrank_gives_way_first_and_only_down_to_it(open_tier: Opener, size: int) -> None:
+    tier = open_tier(size * 6)
+    quote(tier, a=size * 4, b=size, c=size)
+    fill(tier, "a", 1, 2, 3, 4)
+    fill(tier, "b", 1)
+    fill(tier, "c", 1)
+    quote(tier, a=size * 2, b=size, c=size * 3)
+    fill(tier, "c", *range(2, 30))
+    assert [len(numbers_of(tier, tenant, range(50))) for tenant in "abc"] == [2, 1, 3]
+
+
+@budgeted
+def test_what_was_there_before_quotas_or_belongs_to_nobody_any_more_goes_first(open_tier: Opener, size: int) -> None:
+    tier = open_tier(size * 4)
+    fill(tier, "gone", 1, 2)
+    fill(tier, "a", 1, 2)
+    quote(tier, a=size * 2, b=size * 2)
+    fill(tier, "b", 1, 2, 3)
+    assert [len(numbers_of(tier, tenant, range(50))) for tenant in ("gone", "a", "b")] == [0, 2, 2]
+
+
+@budgeted
+def test_quotas_beyond_the_budget_are_less_in_proportion(open_tier: Opener, size: int) -> None:
+    tier = open_tier(size * 6)
+    quote(tier, a=size * 8, b=size * 4)
+    fill(tier, "a", *range(1, 20))
+    fill(tier, "b", *range(1, 20))
+    assert [len(numbers_of(tier, tenant, range(50))) for tenant in "ab"] == [4, 2]
+
+
+@budgeted
+def test_what_is_held_stays_within_a_quota_too(open_tier: Opener, size: int) -> None:
+    tier = open_tier(size * 6)
+    quote(tier, a=size * 2, b=size * 4)
+    fill(tier, "a", 1, 2)
+    with tier.pin(key_of(make(1), "a")):
+        fill(tier, "a", *range(3, 20))
+        assert numbers_of(tier, "a", range(50)) == [1, 19]
+        with tier.pin(key_of(make(19), "a")):
+            assert fill(tier, "a", 30) == [Failure(FailureReason.HELD)]
+            assert isinstance(fill(tier, "a", 19)[0], Stored)
+            assert isinstance(fill(tier, "b", 30)[0], Stored), "others' holds hinder nobody"
+
+
+@budgeted
+def test_quotas_survive_a_restart_as_far_as_what_is_stored_does(open_tier: Opener, size: int) -> None:
+    tier = open_tier(size * 4)
+    quote(tier, a=size * 2, b=size * 2)
+    fill(tier, "a", 1, 2)
+    fill(tier, "b", *range(1, 9))
+    again = open_tier(size * 4)
+    if again.name == "memory":
+        return
+    quote(again, a=size * 2, b=size * 2)
+    fill(again, "b", *range(9, 20))
+    assert numbers_of(again, "a", range(9)) == [1, 2]

@@ -171,7 +171,7 @@ def test_an_index_that_is_full_fails_the_put_and_nothing_else(tier: DiskTier) ->
 def test_an_index_that_fails_in_the_middle_of_an_eviction_agrees_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
     with closing(DiskTier(tmp_path)) as sizing:

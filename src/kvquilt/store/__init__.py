@@ -4,6 +4,7 @@ from kvquilt.store.base import Failure, FailureReason, Hit, Layout, Miss, MissRe
 from kvquilt.store.disk import DiskTier
 from kvquilt.store.maintenance import GcReport, VerifyReport
 from kvquilt.store.memory import MemoryTier
+from kvquilt.store.quotas import Quotas
 from kvquilt.store.remote import RemoteTier
 from kvquilt.store.store import Held, Store
 
@@ -18,6 +19,7 @@ __all__ = [
     "MemoryTier",
     "Miss",
     "MissReason",
+    "Quotas",
     "RemoteTier",
     "Row",
     "Store",

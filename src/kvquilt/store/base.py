@@ -46,6 +46,7 @@ class FailureReason(StrEnum):
     """Why a tier did not keep a segment."""
 
     OVER_BUDGET = "over_budget"
+    OVER_QUOTA = "over_quota"  # larger than all that its namespace may take
     HELD = "held"  # room could be made only by evicting held segments
     NO_SPACE = "no_space"
     READ_ONLY = "read_only"
@@ -224,6 +225,10 @@ class Tier(Protocol):
     def rows(self, namespace: str | None = None) -> Iterator[Row]:
         """The listing behind `keys`, with sizes and use."""
         ...
+
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes by namespace; of a tier that does not know, nothing."""
+        return {}
 
     def pin(self, key: SegmentKey) -> AbstractContextManager[None]:
         """While the context is open, `key` is not evicted, whether it is already there or arrives meanwhile."""

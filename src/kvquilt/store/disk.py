@@ -6,7 +6,8 @@ import contextlib
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ from kvquilt.store.counts import Counts, Pins
 from kvquilt.store.files import Files, map_file
 from kvquilt.store.format import DamageError, decode, encode, pack_ids, parse, stored_tokens, verify_checksum
 from kvquilt.store.maintenance import GcReport, VerifyReport, check_agreement, collect, verify
+from kvquilt.store.quotas import Quotas, Quoting
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +60,7 @@ class DiskTier(Tier):
         self._pins = Pins()
         self._verified: dict[SegmentKey, tuple[int, int, int]] = {}
         self._verified_lock = threading.Lock()
+        self._quoting: Quoting | None = None
         self._index: index.Index | None = None
         self._refusal = FailureReason.READ_ONLY
         if self.files.writable:
@@ -86,18 +89,25 @@ class DiskTier(Tier):
         self._counts.hit()
         return Hit(segment, segment.nbytes)
 
+    def quote(self, quoting: Quoting) -> None:
+        """Hold every namespace to its quota from now on, in what this process puts."""
+        self._quoting = quoting
+
     def put(self, key: SegmentKey, segment: CompiledSegment) -> Stored | Failure:
         path, parts = self.files.path(key), encode(key, segment)
         size = sum(part.nbytes for part in parts)
         if self.budget is not None and size > self.budget:
             return self._counts.failure(FailureReason.OVER_BUDGET)
+        quotas = None if self._quoting is None else self._quoting().within(self.budget)
+        if quotas is not None and size > quotas.bytes.get(key.namespace, 0):
+            return self._counts.failure(FailureReason.OVER_QUOTA)
         if self._index is None:
             return self._counts.failure(self._refusal)
         published = replaced = False
         try:
             # the slow part, writing and syncing, happens before the lock that all processes share
             with self.files.staged(path, parts) as staged, self._index.transaction() as cursor:
-                excess = self._excess(cursor, key, size)
+                excess = self._excess(cursor, key, size, quotas)
                 if excess is None:
                     return self._counts.failure(FailureReason.HELD)
                 # evict last: a rename that fails must not have cost another segment its place
@@ -146,6 +156,15 @@ class DiskTier(Tier):
         if self._index is not None:
             return iter(self._index.rows(namespace))
         return (Row(key, tokens, size, 0, 0.0) for key, tokens, size in self._listing(namespace))
+
+    def sizes(self) -> Mapping[str, int]:
+        if self._index is not None:
+            with self._index.reading() as cursor:
+                return index.sizes(cursor)
+        found: Counter[str] = Counter()
+        for key, size in self.files.scan():
+            found[key.namespace] += size
+        return found
 
     def pin(self, key: SegmentKey) -> AbstractContextManager[None]:
         return self._pins.hold(key)
@@ -217,35 +236,49 @@ class DiskTier(Tier):
         with self._verified_lock:
             self._verified.pop(key, None)
 
-    def _excess(self, cursor: sqlite3.Cursor, key: SegmentKey, size: int) -> int | None:
-        """Bytes to evict so that `key` can take `size`; None if others' holds forbid it."""
-        if self.budget is None:
-            return 0
-        occupied, replaced = index.total(cursor)[1], index.size_of(cursor, key)
-        held = sum(index.size_of(cursor, name) for name in {key, *self._pins.keys()})
+    def _excess(
+        self, cursor: sqlite3.Cursor, key: SegmentKey, size: int, quotas: Quotas | None
+    ) -> Mapping[str | None, int] | None:
+        """Bytes to evict by namespace (of any, under None), so that `key` can take `size`; None if holds forbid it."""
+        if self.budget is None and quotas is None:
+            return {}
+        replaced = index.size_of(cursor, key)
+        held: Counter[str] = Counter()
+        for name in {key, *self._pins.keys()}:
+            held[name.namespace] += index.size_of(cursor, name)
+        if quotas is not None:
+            taken = index.sizes(cursor)
+            free = {space: each - held[space] for space, each in taken.items()}
+            plan = quotas.relief(taken, free, key.namespace, size - replaced, self.budget)
+            return None if plan is None else dict(plan.items())
+        assert self.budget is not None
+        occupied = index.total(cursor)[1]
         excess = occupied - replaced + size - self.budget
-        return None if excess > occupied - held else excess
+        return None if excess > occupied - held.total() else {None: excess}
 
-    def _evict_for(self, key: SegmentKey, cursor: sqlite3.Cursor, excess: int) -> None:
+    def _evict_for(self, key: SegmentKey, cursor: sqlite3.Cursor, excess: Mapping[str | None, int]) -> None:
         """Evict for the newcomer `key`, which gives way if that fails."""
         try:
-            self._evict(cursor, excess, key)
+            for space, needed in excess.items():
+                self._evict(cursor, needed, key, space)
         except OSError:
             self._unlink(key)
             index.delete(cursor, key)
             raise
 
-    def _evict(self, cursor: sqlite3.Cursor, needed: int, keep: SegmentKey | None = None) -> None:
+    def _evict(
+        self, cursor: sqlite3.Cursor, needed: int, keep: SegmentKey | None = None, space: str | None = None
+    ) -> None:
         spared = {*self._pins.keys(), keep}
         while needed > 0:
-            batch = [each for each in index.victims(cursor, 64 + len(spared)) if each[0] not in spared]
+            batch = [each for each in index.victims(cursor, 64 + len(spared), space) if each[0] not in spared]
             if not batch:
                 return
             for key, size in batch:
                 if needed <= 0:
                     return
                 self._unlink(key)
-                index.retire(cursor, key)
+                index.retire(cursor, key, apart=self._quoting is not None)
                 self._counts.evicted(1)
                 needed -= size
 

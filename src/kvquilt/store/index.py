@@ -28,11 +28,15 @@ CREATE TABLE IF NOT EXISTS segments (
     frequency INTEGER NOT NULL, last_use REAL NOT NULL, created REAL NOT NULL, priority REAL NOT NULL,
     PRIMARY KEY (namespace, digest)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_priority ON segments (priority, last_use);
+CREATE INDEX IF NOT EXISTS by_namespace ON segments (namespace, priority, last_use, bytes);
 CREATE TABLE IF NOT EXISTS clock (only INTEGER PRIMARY KEY CHECK (only = 1), value REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS clocks (namespace TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
 INSERT OR IGNORE INTO clock VALUES (1, 0.0);
 """
-# GDSF, as in the memory tier: the clock rises to the priority of the last victim, so that old fame fades
-_VALUE = "(SELECT value FROM clock) + CAST({tokens} AS REAL) * {frequency} / max({bytes}, 1)"
+# GDSF, as in the memory tier: the clock rises to the priority of the last victim, so that old fame fades; where room
+# is made within a namespace, only that one's rises
+_CLOCK = "max((SELECT value FROM clock), coalesce((SELECT value FROM clocks WHERE namespace = :ns), 0.0))"
+_VALUE = _CLOCK + " + CAST({tokens} AS REAL) * {frequency} / max({bytes}, 1)"
 _PUT = f"""
 INSERT INTO segments VALUES (:ns, :digest, :tokens, :bytes, :uses, :now, :now,
     {_VALUE.format(tokens=":tokens", frequency=":uses", bytes=":bytes")})
@@ -254,16 +258,30 @@ def total(cursor: sqlite3.Cursor) -> tuple[int, int]:
     return int(count), int(size)
 
 
-def victims(cursor: sqlite3.Cursor, limit: int) -> list[tuple[SegmentKey, int]]:
-    """Keys and sizes of the least useful, worst first."""
-    query = "SELECT namespace, digest, bytes FROM segments ORDER BY priority, last_use LIMIT ?"
-    return [(SegmentKey(row[0], row[1]), int(row[2])) for row in cursor.execute(query, (limit,))]
+def sizes(cursor: sqlite3.Cursor) -> dict[str, int]:
+    """Bytes by namespace."""
+    query = "SELECT namespace, sum(bytes) FROM segments GROUP BY namespace"
+    return {space: int(size) for space, size in cursor.execute(query)}
 
 
-def retire(cursor: sqlite3.Cursor, key: SegmentKey) -> None:
-    """Delete an evicted row and let the clock rise to its priority."""
-    priority = "(SELECT priority FROM segments WHERE namespace = ? AND digest = ?)"
-    cursor.execute(f"UPDATE clock SET value = max(value, {priority})", (key.namespace, key.digest))
+def victims(cursor: sqlite3.Cursor, limit: int, namespace: str | None = None) -> list[tuple[SegmentKey, int]]:
+    """Keys and sizes of the least useful, worst first; of one namespace, or of all."""
+    where = "" if namespace is None else "WHERE namespace = :ns"
+    query = f"SELECT namespace, digest, bytes FROM segments {where} ORDER BY priority, last_use LIMIT :limit"
+    found = cursor.execute(query, {"ns": namespace, "limit": limit})
+    return [(SegmentKey(row[0], row[1]), int(row[2])) for row in found]
+
+
+def retire(cursor: sqlite3.Cursor, key: SegmentKey, apart: bool = False) -> None:
+    """Delete an evicted row and let the clock, or with `apart` its namespace's, rise to its priority."""
+    names = {"ns": key.namespace, "digest": key.digest}
+    priority = "(SELECT priority FROM segments WHERE namespace = :ns AND digest = :digest)"
+    if apart:
+        known = f"SELECT :ns, {priority} WHERE {priority} IS NOT NULL"
+        rise = "ON CONFLICT DO UPDATE SET value = max(value, excluded.value)"
+        cursor.execute(f"INSERT INTO clocks {known} {rise}", names)
+    else:
+        cursor.execute(f"UPDATE clock SET value = max(value, {priority})", names)
     delete(cursor, key)
 
 
@@ -272,11 +290,11 @@ def _open(path: Path, listing: Callable[[], Iterable[tuple[SegmentKey, int, int]
     try:
         _use_wal(db)
         db.execute("PRAGMA synchronous = NORMAL")
-        if _version(db) == 0:
+        if _version(db) == 0 or (_version(db) == _VERSION and not _complete(db)):
             db.execute("BEGIN IMMEDIATE")
+            for statement in _SCHEMA.split(";"):
+                db.execute(statement)
             if _version(db) == 0:  # another process may have been faster
-                for statement in _SCHEMA.split(";"):
-                    db.execute(statement)
                 cursor = db.cursor()
                 for key, tokens, size in listing():
                     put(cursor, key, tokens, size)
@@ -305,6 +323,12 @@ def _use_wal(db: sqlite3.Connection) -> None:
                     f"store index: locked by another process for {_BUSY_SECONDS:.0f} s"
                 ) from error
             time.sleep(0.01)
+
+
+def _complete(db: sqlite3.Connection) -> bool:
+    """Whether it knows clocks of namespaces, which it did not at first."""
+    found = db.execute("SELECT name FROM sqlite_master WHERE name IN ('clocks', 'by_namespace')").fetchall()
+    return len(found) == 2
 
 
 def _version(db: sqlite3.Connection) -> int:

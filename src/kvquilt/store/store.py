@@ -18,6 +18,7 @@ from kvquilt.store.flights import Boarding, Flights
 from kvquilt.store.maintenance import GcReport, VerifyReport
 from kvquilt.store.memory import MemoryTier
 from kvquilt.store.notes import Notes
+from kvquilt.store.quotas import Quoting
 from kvquilt.store.remote import RemoteTier, open_remote
 
 if TYPE_CHECKING:
@@ -93,6 +94,15 @@ class Store:
         if directory is not None:
             tiers.insert(1, DiskTier(Path(directory), disk_bytes))
         return cls(*tiers)
+
+    def quote(self, quoting: Quoting) -> None:
+        """Hold every namespace to its quota, in each local tier, from now on; `quoting` is asked at every write.
+
+        Other processes on the same directory are not held to it.
+        """
+        for tier in (self.memory, self.disk):
+            if tier is not None:
+                tier.quote(quoting)
 
     @contextmanager
     def fetch(
