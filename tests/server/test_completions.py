@@ -182,3 +182,21 @@ def test_a_recomputed_token_is_not_cached(served: Served) -> None:
     assert tokens["recomputed"] == 8
     assert answer.usage.prompt_tokens_details.cached_tokens == tokens["reused"] > 0
     assert answer.kvquilt["charged_share"] > 0
+
+
+@pytest.mark.parametrize("best", ["with", "break", "pass"])
+def test_the_retrievers_scores_say_which_document_is_the_best(served: Served, best: str) -> None:
+    (message,) = asked(3)
+    for part in message["content"][:3]:
+        part["score"] = 2 if part["id"] == best else 0.5
+    extra = {"kvquilt": {"method": "retrieved-document"}}
+    answer = served.client().chat.completions.create(messages=[message], extra_body=extra, **GREEDY)
+    assert answer.kvquilt["documents"][-1]["id"] == best  # it stands next to the question
+
+
+def test_a_score_is_a_finite_number(served: Served) -> None:
+    part = '{"type": "document", "text": "Rye needs two days.", "score": 1e999}'
+    body = f'{{"messages": [{{"role": "user", "content": [{part}]}}]}}'
+    answer = served.http().post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
+    assert answer.json()["error"]["param"].endswith("score")

@@ -25,12 +25,17 @@ class TextPart(Strict):
 
 
 class DocumentPart(Strict):
-    """A document in a message, or by `id` alone one that was uploaded."""
+    """A document in a message, or by `id` alone one that was uploaded.
+
+    Attributes:
+        score: the retriever's, larger is better; where one is given, documents without come last.
+    """
 
     type: Literal["document"] = "document"
     id: str | None = Field(None, min_length=1, max_length=512)
     text: str | None = None
     title: str | None = None
+    score: float | None = Field(None, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _named(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from kvquilt.errors import InputError
@@ -56,8 +57,10 @@ def made_document(id: str | None, text: str, title: str | None) -> Document:
 def _document(part: DocumentPart, find: Find) -> Document:
     if part.text is None:
         assert part.id is not None  # checked with the fields
-        return find(part.id)
-    return made_document(part.id, part.text, part.title)
+        found = find(part.id)
+    else:
+        found = made_document(part.id, part.text, part.title)
+    return found if part.score is None else replace(found, score=part.score)
 
 
 def _message(index: int, message: Message, find: Find) -> dict[str, Any]:
