@@ -26,7 +26,7 @@ demo: env
 
 serve-demo: env
 	$(BIN)/kvquilt models fetch smollm2
-	$(BIN)/kvquilt serve smollm2
+	$(BIN)/kvquilt serve smollm2 --demo
 
 test: env
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)

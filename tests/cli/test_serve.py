@@ -12,8 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
+
+from kvquilt.cli.demo import demo_documents
+from kvquilt.cli.serve import _upload_demo
+from tests.server.running import serving
 
 
 def test_keys_are_made_named_and_revoked(run: Any, tmp_path: Path) -> None:
@@ -38,6 +43,7 @@ def test_keys_are_made_named_and_revoked(run: Any, tmp_path: Path) -> None:
         (("--host", "::"), "--api-keys"),
         (("--host", "example.invalid"), "--api-keys"),
         (("--api-keys", "nowhere.json"), "no such file"),
+        (("--demo", "--api-keys", "nowhere.json"), "goes without --api-keys"),
         (("--method", "nonsense"), "nonsense"),
         (("--method", "kv-packet"), "--writer PATH"),
     ],
@@ -66,8 +72,16 @@ def test_an_address_that_is_told_can_be_reached_though_nobody_accepts_yet() -> N
         assert reached.getpeername() == made.getsockname()
 
 
+def test_the_demos_documents_replace_none_of_the_users() -> None:
+    with serving() as served:
+        served.http().post("/v1/documents", json={"id": "with", "text": "Mine."})
+        _upload_demo(served.service)
+        characters = {each["id"]: each["characters"] for each in served.http().get("/v1/documents").json()["data"]}
+    assert characters == {each.id: len(each.text) for each in demo_documents()} | {"with": len("Mine.")}
+
+
 def test_a_process_answers_logs_and_stops_when_told(model_folder: Path, tmp_path: Path) -> None:
-    asked = ["serve", str(model_folder), "--port", "0", "--method", "none", "--threads", "1"]
+    asked = ["serve", str(model_folder), "--port", "0", "--method", "none", "--threads", "1", "--demo"]
     command = [sys.executable, "-c", "from kvquilt.cli import main; main()", *asked]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ})
     assert process.stderr is not None
@@ -85,6 +99,9 @@ def test_a_process_answers_logs_and_stops_when_told(model_folder: Path, tmp_path
             assert answer.usage is not None
             assert answer.usage.prompt_tokens_details is not None
             assert answer.usage.prompt_tokens_details.cached_tokens
+        held = httpx2.get(f"{at.group()}/documents").json()["data"]
+        assert {each["id"] for each in held} == {each.id for each in demo_documents()}
+        assert "<h1>kvquilt</h1>" in httpx2.get(at.group().removesuffix("v1")).text
         process.send_signal(signal.SIGTERM)
         rest = process.stderr.read()
         assert process.wait(60) == 0
@@ -94,5 +111,5 @@ def test_a_process_answers_logs_and_stops_when_told(model_folder: Path, tmp_path
         process.stderr.close()
     lines = [json.loads(line) for line in rest.splitlines() if line.startswith("{")]
     paths = [(line["path"], line["status"]) for line in lines if line["event"] == "request"]
-    assert paths == [("/v1/models", 200), ("/v1/chat/completions", 200)]
+    assert paths == [(f"/{path}", 200) for path in ("v1/models", "v1/chat/completions", "v1/documents", "")]
     assert "bakery" not in rest

@@ -52,7 +52,7 @@ def demo(
     settings, _ = settings_of(context, model=model, dtype=dtype, device=device, threads=threads)
     say = (lambda *a, **k: None) if json_output else typer.echo
     with open_engine(settings) as engine:
-        documents = _documents()
+        documents = demo_documents()
         say(f"model {engine.model.name}, {engine.model.threads} threads; {len(documents)} help topics of Python\n")
         with progress("compiling") as advance:
             report = engine.compile(documents, tenant=_TENANT, progress=advance)
@@ -80,7 +80,8 @@ def demo(
             say("SmolLM2-135M is a weak model, good for showing the mechanics; use a stronger one for answers.")
 
 
-def _documents() -> list[Document]:
+def demo_documents() -> list[Document]:
+    """The beginnings of some help topics of Python."""
     from pydoc_data.topics import topics
 
     from kvquilt.prompt import Document

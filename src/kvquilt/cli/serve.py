@@ -25,6 +25,7 @@ from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
     from kvquilt.server.keys import Keyring
+    from kvquilt.server.service import Service
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -49,6 +50,9 @@ def serve(
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="System message that documents are compiled behind.")
     ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Upload the documents of `kvquilt demo`, to try the page with.")
+    ] = False,
     streams: Annotated[int, typer.Option(min=1, metavar="N", help="Answers at the same time.")] = 8,
     queue: Annotated[int, typer.Option(min=1, metavar="N", help="Requests that may wait; beyond, 503.")] = 64,
     cache_mib: Annotated[
@@ -86,6 +90,8 @@ def serve(
     needs_verdict(asked, settings.policy)
     check_helper([asked], settings)
     check_writers([asked], writer or ())
+    if demo and api_keys is not None:
+        raise InputError("demo", "goes without --api-keys: whose documents would they be?")
     keyring = _keyring(api_keys)
     if keyring is None and not is_loopback(host):
         rule = (
@@ -106,11 +112,22 @@ def serve(
         signal.signal(signal.SIGTERM, _end)
         try:
             service = Service(engine, called, settings.store_dir / "documents", limits, keyring)
-            warn(f"serving {called} at {url(listener)}/v1; Ctrl-C stops")
+            if demo:
+                _upload_demo(service)
+            warn(f"serving {called} at {url(listener)}/v1, with a page at {url(listener)}/; Ctrl-C stops")
             make_server(service).run(sockets=[listener])
         finally:
             listener.close()
             logs.detach(handler)
+
+
+def _upload_demo(service: Service) -> None:
+    """The demo's documents for the tenant without a name; what is there under one of their ids stays."""
+    from kvquilt.cli.demo import demo_documents
+    from kvquilt.server.texts import Uploaded
+
+    new = [each for each in demo_documents() if service.library.texts.read(None, each.id) is None]
+    service.keep(None, [Uploaded.now(each.id, each.text, None) for each in new])
 
 
 def _end(*_: object) -> None:
