@@ -16,7 +16,8 @@ export const hasKey = () => kept.key !== "";
 
 /** "" forgets it. A key that no header can carry is refused here. */
 export function setKey(key) {
-  if (!/^[\x21-\x7e]*$/.test(key)) throw new RefusedError(401, "invalid_api_key", "A key has no spaces and plain letters only.");
+  if (!/^[\x21-\x7e]*$/.test(key))
+    throw new RefusedError(401, "invalid_api_key", "A key has no spaces and plain letters only.");
   kept.key = key;
   if (key) sessionStorage.setItem(PLACE, key);
   else sessionStorage.removeItem(PLACE);

@@ -79,7 +79,8 @@ export class Asking {
     this.#busy(false);
     await this.#look();
     const beside = sides[1]?.found?.account;
-    for (const side of sides) side.account(this.#state.full_prefill, side === sides[0] ? beside : undefined, (id) => this.#library.named(id));
+    const known = this.#state.full_prefill, named = (id) => this.#library.named(id);
+    for (const side of sides) side.account(known, side === sides[0] ? beside : undefined, named);
     if (beside) contrast(...sides);
   }
 
@@ -123,7 +124,8 @@ class Side {
     this.method = method;
     this.said = make("p", { className: "answer" });
     this.status = make("p", { className: "note" }, "waiting");
-    this.element = make("section", { className: "side", "aria-label": `Answer by ${name}` }, make("h4", {}, name), this.said, this.status);
+    this.element = make("section", { className: "side", "aria-label": `Answer by ${name}` },
+      make("h4", {}, name), this.said, this.status);
   }
 
   async run(body, signal) {
@@ -148,8 +150,9 @@ class Side {
       return;
     }
     const { account } = this.found;
-    const ran = account.method === account.asked ? [] : [`${account.asked} ran ${account.method}.`];
-    const notes = [...ran, ...(account.gate ? [`Gate: ${account.gate}.`] : []), ...account.fallbacks.map((each) => each.detail)];
+    const notes = account.fallbacks.map((each) => each.detail);
+    if (account.gate) notes.unshift(`Gate: ${account.gate}.`);
+    if (account.method !== account.asked) notes.unshift(`${account.asked} ran ${account.method}.`);
     this.element.append(strip(account, named), ...times(this.found, known, beside),
       ...notes.map((note) => make("p", { className: "note" }, note)));
   }

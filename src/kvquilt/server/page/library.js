@@ -91,7 +91,8 @@ export class Library {
   }
 
   #row({ id }) {
-    const tick = make("input", { type: "checkbox", onchange: () => (tick.checked ? this.chosen.add(id) : this.chosen.remove(id)) });
+    const ticked = () => (tick.checked ? this.chosen.add(id) : this.chosen.remove(id));
+    const tick = make("input", { type: "checkbox", onchange: ticked });
     const name = make("span", { className: "name" }), state = make("span", { className: "state" });
     const progress = make("progress", { hidden: true, "aria-label": `Compiling ${id}` });
     const remove = make("button", { type: "button", className: "small" });

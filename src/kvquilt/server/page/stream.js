@@ -19,8 +19,8 @@ async function* chunks(response) {
 }
 
 /**
- * Ask; `piece` gets every piece of text. Returns the account, and the seconds to the first piece by this browser's clock.
- * Throws a RefusedError, also where the stream ends with one or breaks off.
+ * Ask; `piece` gets every piece of text. Returns the account, and the seconds to the first piece by the browser's
+ * clock. Throws a RefusedError, also where the stream ends with one or breaks off.
  */
 export async function answer(body, signal, piece) {
   const began = performance.now();

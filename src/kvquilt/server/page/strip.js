@@ -18,16 +18,17 @@ export function strip(account, named) {
   const uses = new Map(account.documents.map((use) => [use.id, use]));
   const kinds = Object.keys(KINDS).filter((kind) => account.tokens[kind]);
   const summary = kinds.map((kind) => `${kind} ${count(account.tokens[kind])}`).join(", ");
-  const drawn = make("div", { className: "strip", role: "img",
-    "aria-label": `Prompt of ${several(total, "token")} in ${several(runs.length, "part")}: ${summary}. The table has every part.` });
-  runs.forEach((run, n) => drawn.append(block(run, n + 1)));
+  const extent = `Prompt of ${several(total, "token")} in ${several(runs.length, "part")}`;
+  const label = `${extent}: ${summary}. The table has every part.`;
+  const drawn = make("div", { className: "strip", role: "img", "aria-label": label });
+  drawn.append(...runs.map((run, n) => block(run, n + 1)));
   const rows = runs.map((run, n) => {
     const use = uses.get(run.document);
     const shares = pieces(run).map(([kind, tokens]) => `${kind} ${count(tokens)}`).join(", ");
     return [`${n + 1}`, run.name, count(run.tokens), shares, use?.source ?? "-", use?.why ?? KINDS[run.kept]];
   });
   const parts = table("Parts of the prompt", ["", "part", "tokens", "provenance", "from", "why"], rows);
-  return make("figure", {}, make("figcaption", {}, `The prompt, ${several(total, "token")}`), drawn, legend(account.tokens),
+  return make("figure", {}, make("figcaption", {}, extent), drawn, legend(account.tokens),
     make("details", {}, make("summary", {}, "Parts of the prompt as a table"), parts));
 }
 
@@ -59,8 +60,8 @@ const pieces = (run) =>
 function block(run, number) {
   const shares = pieces(run).map(([kind, tokens]) => `${kind} ${count(tokens)}`).join(", ");
   const parts = pieces(run).map(([kind, tokens]) => wide(make("span", { className: kind }), tokens));
-  const label = make("b", { className: "number" }, `${number}`);
-  return wide(make("div", { className: "run", title: `${number}. ${run.name}: ${shares}` }, ...parts, label), run.tokens);
+  const title = `${number}. ${run.name}: ${shares}`, label = make("b", { className: "number" }, `${number}`);
+  return wide(make("div", { className: "run", title }, ...parts, label), run.tokens);
 }
 
 function wide(element, tokens) {

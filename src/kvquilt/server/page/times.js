@@ -7,29 +7,41 @@ import { make, percent, seconds, several } from "./make.js";
  * `known` is the server's measurement of full prefills; `beside` the account of one of the very same question.
  */
 export function times({ account, first }, known, beside) {
-  const own = account.seconds.first_token;
-  const isFull = account.method.split(":")[0] === "full";
-  const { value, told } = isFull ? { value: null, told: "This answer read the whole prompt." } : whole(account, known, beside);
+  const own = account.seconds.first_token, { value, told } = whole(account, known, beside);
   const widest = Math.max(own, value ?? 0);
   const bars = [bar("this answer", own, widest)];
   if (value !== null) bars.push(bar(beside ? "full prefill" : "full prefill, estimated", value, widest));
-  const clocks = `First token after ${seconds(own)} by the server's clock` +
-    (first === null ? "." : `, ${seconds(first)} by the browser's, waiting and transport included.`);
-  const sooner = value === null ? "" : value >= own
-    ? ` That is ${(value / own).toFixed(1)} times sooner than full prefill.`
-    : ` That is ${(own / value).toFixed(1)} times later than full prefill.`;
-  const work = account.flops_full ? ` Estimated work: ${percent(account.flops / account.flops_full)} of a full prefill.` : "";
-  return [make("div", { className: "bars", "aria-hidden": "true" }, ...bars), make("p", { className: "times" }, clocks + sooner),
-    make("p", { className: "note" }, told + work)];
+  const clocks = `First token after ${seconds(own)} by the server's clock`
+    + (first === null ? "." : `, ${seconds(first)} by the browser's, waiting and transport included.`);
+  const work = account.flops_full ? ` Estimated work: ${percent(account.flops / account.flops_full)} of a full prefill's.` : "";
+  return [
+    make("div", { className: "bars", "aria-hidden": "true" }, ...bars),
+    make("p", { className: "times" }, clocks + (value === null ? "" : ratio(value, own))),
+    make("p", { className: "note" }, told + (isFull(account) ? "" : work)),
+  ];
 }
 
+const isFull = (account) => account.method.split(":")[0] === "full";
+
+const ratio = (full, own) => full >= own
+  ? ` That is ${(full / own).toFixed(1)} times sooner than full prefill.`
+  : ` That is ${(own / full).toFixed(1)} times later than full prefill.`;
+
+/** Seconds of full prefill for this prompt, or null, and how they are known. */
 function whole(account, known, beside) {
-  if (beside) return { value: beside.seconds.first_token, told: "Full prefill was measured beside it, by the server's clock." };
-  if (known.seconds_per_flop === null)
-    return { value: null, told: "How long full prefill takes here is not known: no prompt of yours was read in full since "
-      + "the server began. The switch measures it." };
-  return { value: account.flops_full * known.seconds_per_flop,
-    told: `Full prefill is estimated by its operations and the speed of your last ${several(known.measured, "full prefill")} on this server.` };
+  if (isFull(account)) return { value: null, told: "This answer was a full prefill." };
+  if (beside) {
+    const told = "Full prefill was measured beside it, by the server's clock.";
+    return { value: beside.seconds.first_token, told };
+  }
+  if (known.seconds_per_flop === null) {
+    const told = "How long full prefill takes here is not known: none of your prompts was read in full since the "
+      + "server began. The switch measures it.";
+    return { value: null, told };
+  }
+  const told = "Full prefill is estimated from its operations and the speed of your last "
+    + `${several(known.measured, "full prefill")} on this server.`;
+  return { value: account.flops_full * known.seconds_per_flop, told };
 }
 
 function bar(label, value, widest) {
