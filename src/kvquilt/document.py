@@ -22,6 +22,8 @@ class Document:
         end: text that always follows the document and is compiled with it, so that documents are separated at no
             cost per request.
         score: the retriever's score, larger is better; ``None`` when nothing ranked it.
+        tenant: whose document it is; ``None``: whoever asks. Only a public one (`kvquilt.identity.PUBLIC`) may stand in
+            another's prompt; its segments are then shared with all who read it.
 
     Raises:
         InputError: a field of another type, text with NUL characters or lone surrogates, an empty id, a score that is
@@ -32,6 +34,7 @@ class Document:
     id: str = None  # type: ignore[assignment]  # None asks for the digest and is replaced before anyone reads it
     end: str = field(default="\n", repr=False)
     score: float | None = field(default=None, compare=False)
+    tenant: str | None = None
 
     def __post_init__(self) -> None:
         raw = check_text("Document.text", self.text)
@@ -43,6 +46,8 @@ class Document:
             raise InputError("Document.id", "must be a non-empty string", given)
         else:
             check_text("Document.id", given)
+        if self.tenant is not None:
+            check_text("Document.tenant", self.tenant)
         if self.score is not None:
             number = isinstance(self.score, int | float) and not isinstance(self.score, bool)
             if not number or not abs(self.score) <= sys.float_info.max:
@@ -85,6 +90,13 @@ def check_text(name: str, text: object) -> bytes:
     except UnicodeEncodeError as error:
         rule = f"must be valid Unicode; it has a lone surrogate at offset {error.start}"
         raise InputError(name, rule) from None  # the chained error would carry the text
+
+
+def check_owners(documents: Iterable[Document], *tenants: str | None) -> None:
+    """Raise `InputError` naming the first document that is none of these tenants', nor of whoever asks."""
+    for index, document in enumerate(documents):
+        if document.tenant is not None and document.tenant not in tenants:
+            raise InputError(f"documents[{index}]", "belongs to another tenant", document.id)
 
 
 def check_documents(documents: Iterable[Document]) -> tuple[Document, ...]:

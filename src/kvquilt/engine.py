@@ -16,10 +16,11 @@ from kvquilt.compiling import CompileReport, compile_documents
 from kvquilt.config import Settings
 from kvquilt.context import check_prompt_fits
 from kvquilt.decode import Sampling
+from kvquilt.document import check_owners
 from kvquilt.errors import ContextLengthError, InputError
 from kvquilt.gate import examine
 from kvquilt.gate_report import DoctorReport
-from kvquilt.identity import namespace
+from kvquilt.identity import PUBLIC, namespace
 from kvquilt.ledger import Ledger
 from kvquilt.measured import Measured
 from kvquilt.model.language_model import LanguageModel
@@ -191,6 +192,7 @@ class Engine:
         """
         namespace(tenant)  # refuses one that cannot be a name, before anything is computed
         documents = check_documents(documents)
+        check_owners(documents, tenant)
         reader, method = self.reader, method or self._measured.tuned_method(tenant) or ""
         recipe = find_method(method).writer if method else next(iter(reader.trained), "")
         report = compile_documents(reader, documents, tenant, progress, recipe)
@@ -277,9 +279,10 @@ class Engine:
             if not runs:
                 raise InputError("question", "the prompt has no tokens")
             check_prompt_fits(self.model.capability, runs, chosen.max_new_tokens)
-            preset = self._measured.allowed(asked, tenant, ledger, reader) if gated else find_method(asked)
             # documents whose text has no tokens have no run
             held = [r.document for r in runs if r.document is not None]
+            check_owners(held, tenant, PUBLIC)
+            preset = self._measured.allowed(asked, tenant, ledger, reader, held) if gated else find_method(asked)
             ranking = ranked_documents(user_text(prompt), held) if preset.needs_ranking else ()
             placement = place_runs(runs, preset.order, ranking, preset.moved)
             try:

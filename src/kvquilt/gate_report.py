@@ -62,6 +62,21 @@ class Verdict:
             faults.append(f"top-1 agreement {self.top1:.2f} is below {min_top1:g}")
         return "; ".join(faults)
 
+    def worse(self, other: Verdict) -> Verdict:
+        """Of each figure the worse, on as little as the lesser was measured on."""
+        least = self if self.prompts <= other.prompts else other
+        return replace(
+            least,
+            passed=self.passed and other.passed,
+            mean_kl=max(self.mean_kl, other.mean_kl),
+            p95_kl=max(self.p95_kl, other.p95_kl),
+            top1=min(self.top1, other.top1),
+            tokens=min(self.tokens, other.tokens),
+            reused=min(self.reused, other.reused),
+            reason=self.reason or other.reason,
+            charged=max(self.charged, other.charged),
+        )
+
     def judged(self, max_kl: float, min_top1: float) -> Verdict:
         """The same held against these limits."""
         reason = self.shortfall(max_kl, min_top1)
@@ -101,6 +116,12 @@ class DoctorReport:
         mine = {(v.method, v.trained) for v in self.verdicts}
         kept = [v for v in earlier.verdicts if (v.method, v.trained) not in mine and v.prompts]
         return replace(self, verdicts=(*self.verdicts, *(v.judged(self.max_kl, self.min_top1) for v in kept)))
+
+    def both(self, other: DoctorReport) -> DoctorReport:
+        """What holds on the documents of both: of the methods that both measured, the worse of their figures."""
+        found = [(mine, other.verdict(mine.method)) for mine in self.verdicts]
+        kept = tuple(mine.worse(theirs) for mine, theirs in found if theirs is not None)
+        return replace(self, checks=(*self.checks, *other.checks), verdicts=kept)
 
     def asking(self, helper: str, trained: Collection[str] = ()) -> DoctorReport:
         """The same without verdicts on methods that asked another helper model than `helper`, a fingerprint or "", or

@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from kvquilt.errors import InputError
 
+PUBLIC = "*"  # the tenant whose documents all others may read, and nobody else's name
 _KEY_CONTEXT = "kvquilt 2026-11 segment key v1"
 _FINGERPRINT_CONTEXT = "kvquilt 2026-11 fingerprint v1"
 _NAMESPACE_CONTEXT = "kvquilt 2026-11 tenant namespace v1"

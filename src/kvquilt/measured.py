@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvquilt.document import Document
 from kvquilt.errors import StoreUnavailableError
 from kvquilt.gate import stored_report
 from kvquilt.gate_report import DoctorReport
-from kvquilt.identity import namespace
+from kvquilt.identity import PUBLIC, namespace
 from kvquilt.ledger import Ledger
 from kvquilt.policy import resolve
 from kvquilt.reading import Reader
@@ -70,10 +72,23 @@ class Measured:
         tuning = self.tuning(tenant)
         return tuning.chosen if tuning is not None and tuning.accepted else None
 
-    def allowed(self, asked: str, tenant: str | None, ledger: Ledger, reader: Reader) -> Method:
-        """What the measurements make of the method asked for; they or a refusal are entered into the ledger."""
+    def allowed(
+        self, asked: str, tenant: str | None, ledger: Ledger, reader: Reader, documents: Iterable[Document] = ()
+    ) -> Method:
+        """What the measurements make of the method asked for; they or a refusal are entered into the ledger.
+
+        Args:
+            documents: of the prompt. What was measured on the tenant's own says nothing of public ones: a prompt of
+                these alone goes by what was measured on them, and one of both by what holds on both.
+        """
+        public = {document.tenant == PUBLIC for document in documents}
+        if public == {True}:
+            tenant = PUBLIC
         settings, report = self.engine.settings, self.report(tenant, reader)
         tuning, tuned = self.tuning(tenant), self.tuned_method(tenant) if asked == "auto" else None
+        if public == {True, False} and tenant != PUBLIC:
+            theirs, tuning = self.report(PUBLIC, reader), None
+            report = None if report is None or theirs is None else report.both(theirs)
         if tuning is not None and tuned is not None and (report is None or report.healthy):
             ledger.gate = f"{tuned} was tuned for {tuning.target:g}: {tuning.summary}"
             return find_method(tuned)

@@ -42,7 +42,7 @@ def render(runs: Sequence[Run], ours: Tokenizer, theirs: Tokenizer) -> Rendering
     for n, run in enumerate(runs):
         first = len(ids)
         if run.document is not None:
-            ids += read.segment(run.document.text, run.document.end)
+            ids += read.segment(run.document.text, run.document.end, run.document.tenant)
         elif run.ids[0] < SOFT:  # soft tokens spell nothing
             ids += _inline(run.ids, ours, theirs, front=n == 0)
         if n == 0 and read.bos is not None and ids[start:][:1] == [read.bos]:
@@ -87,7 +87,7 @@ def document_spans(run: Run, tokenizer: Tokenizer) -> tuple[Span, ...]:
     """
     if run.document is None:
         raise ValueError("inline text has no document")
-    ids, spans = encoder(tokenizer).spans(run.document.text + run.document.end)
+    ids, spans = encoder(tokenizer).spans(run.document.text + run.document.end, run.document.tenant)
     if ids != run.ids:
         rule = "the document's text cannot be aligned with its tokens: the tokenizer makes others of it"
         raise PromptError("helper_model", rule, run.document.id)

@@ -122,7 +122,7 @@ class Prompt:
         runs: list[Run] = []
         for index, part in enumerate(self.parts):
             if isinstance(part, Document):
-                ids, document = encode.segment(part.text, part.end), part
+                ids, document = encode.segment(part.text, part.end, part.tenant), part
             else:
                 front = index == 0 and not self.continues
                 ids, document = encode.encode(part.text, control=part.control, front=front), None
@@ -139,7 +139,7 @@ class Prompt:
 
 def segment_ids(document: Document, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The document's token ids, the same as in every prompt that holds it."""
-    return encoder(tokenizer).segment(document.text, document.end)
+    return encoder(tokenizer).segment(document.text, document.end, document.tenant)
 
 
 def continuation(

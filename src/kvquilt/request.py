@@ -10,6 +10,7 @@ import torch
 
 from kvquilt.accounting import Outcome, counted_flops, full_flops
 from kvquilt.errors import InputError
+from kvquilt.identity import PUBLIC
 from kvquilt.ledger import Ledger, Spending
 from kvquilt.model.language_model import RowCounter
 from kvquilt.model.parts import PLAIN, SOFT, Parts
@@ -20,6 +21,7 @@ from kvquilt.repair.presets import Method
 from kvquilt.repair.scene import Scene
 from kvquilt.repair.selector import Choice
 from kvquilt.store import Held
+from kvquilt.writers.constant import Constant
 from kvquilt.writers.encoder import depth, looking, unplaced
 from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.link_tokens import LinkTokens
@@ -209,7 +211,8 @@ class Request:
         standing = wanted if not self.opening else [0, *wanted]
         segments = [placement.runs[i].ids for i in standing]
         writers = [self.writers[i].writer if i in self.writers else OPENING for i in standing]
-        keys = [reader.key(s, self.tenant, w) for s, w in zip(segments, writers, strict=True)]
+        owners = [self._owner(i) for i in standing]
+        keys = [reader.key(s, o, w) for s, o, w in zip(segments, owners, writers, strict=True)]
         rows = [placement.runs[i].rows or placement.runs[i].ids for i in standing]
         noted = reader.noting(self.recipe, self.tenant)
         with ledger.stage("lookup"):
@@ -232,6 +235,12 @@ class Request:
             if document is not None and reason:
                 ledger.fall_back("not_prepared", f"{document.id}: {reason}")
         ledger.seconds["lookup"] -= ledger.seconds["place"] + ledger.seconds.get("compile", 0.0)
+
+    def _owner(self, run: int) -> str | None:
+        """Whose segment a run has: a public document's is everybody's, where it depends on nothing around it."""
+        document = self.placement.runs[run].document
+        apart = isinstance(self.recipe, Constant)  # others may encode it behind what this tenant alone knows
+        return PUBLIC if apart and document is not None and document.tenant == PUBLIC else self.tenant
 
     def _reorder(self, chosen: torch.Tensor) -> None:
         """Documents with a larger share of chosen rows nearer to the question, placed anew from the same segments."""

@@ -94,21 +94,25 @@ class Encoder:
                 raise PromptError("text", rule, self._control[found])
         return tuple(ids)
 
-    def segment(self, text: str, end: str) -> tuple[int, ...]:
-        """Ids of a document's text and end, remembered for the last documents seen."""
-        return self._segment(text, end)
+    def segment(self, text: str, end: str, tenant: str | None = None) -> tuple[int, ...]:
+        """Ids of a document's text and end, remembered for the last documents seen.
 
-    def spans(self, text: str) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-        """Ids of `encode(text)` and the characters that each comes from, as the tokenizer tells them.
+        Args:
+            tenant: whose document it is; what is remembered of one tenant's makes nothing faster for another.
+        """
+        return self._segment(text, end, tenant)
+
+    def spans(self, text: str, tenant: str | None = None) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+        """Ids of `encode(text)` and the characters that each comes from, as the tokenizer tells them; remembered, too.
 
         Several ids may come from one character, and some characters from no id; see `kvquilt.offsets`.
 
         Raises:
             PromptError: as `encode`; or the tokenizer gives other ids where it tells characters.
         """
-        return self._spans(text)
+        return self._spans(text, tenant)
 
-    def _trace(self, text: str) -> tuple[tuple[int, ...], tuple[Span, ...]]:
+    def _trace(self, text: str, _: str | None) -> tuple[tuple[int, ...], tuple[Span, ...]]:
         ids = self.encode(text)
         found, spans = self._raw_spans(text) if text else ([], [])
         if tuple(found) != ids:  # cut at control tokens, as `encode` does it
@@ -122,7 +126,7 @@ class Encoder:
             raise PromptError("tokenizer", rule, type(self._tokenizer).__name__)
         return ids, tuple(spans)
 
-    def _encode_document(self, text: str, end: str) -> tuple[int, ...]:
+    def _encode_document(self, text: str, end: str, _: str | None) -> tuple[int, ...]:
         return self.encode(text + end)
 
     def _template(self, text: str, front: bool) -> list[int]:

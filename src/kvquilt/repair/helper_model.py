@@ -95,7 +95,7 @@ class HelperModel:
             raise ValueError("only documents are spendable")
         text = document.text + document.end
         ours = document_spans(scene.placement.runs[run], scene.model.tokenizer)
-        theirs = encoder(helper.tokenizer).spans(text)[1]
+        theirs = encoder(helper.tokenizer).spans(text, document.tenant)[1]
         scores = carried_over(attention[at.start : at.stop], theirs, ours, len(text))
         return torch.cat([part.mean().expand(len(part)) for part in scores.split(min(self.group, max(1, len(scores))))])
 
