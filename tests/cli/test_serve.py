@@ -36,6 +36,23 @@ def test_keys_are_made_named_and_revoked(run: Any, tmp_path: Path) -> None:
     assert run("keys", "add", "--file", file, " ").code == 2
 
 
+def test_roles_and_quotas_of_keys(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    assert run("keys", "add", "--file", file, "ann").code == 0
+    assert run("keys", "add", "--file", file, "--public", "--json").json["role"] == "publisher"
+    assert run("keys", "add", "--file", file, "--operator").code == 0
+    for wrong in ([], ["ann", "--public"], ["--public", "--operator"], ["*"]):
+        assert run("keys", "add", "--file", file, *wrong).code == 2
+    assert run("keys", "quota", "--file", file, "ann", "--mib", "64").code == 0
+    assert run("keys", "quota", "--file", file, "--public", "--mib", "8").code == 0
+    assert run("keys", "quota", "--file", file, "bob", "--mib", "8").code == 2
+    told = {each["tenant"]: each["quota_bytes"] for each in run("keys", "list", "--file", file, "--json").json}
+    assert told == {"ann": 64 << 20, "*": 8 << 20, "": None}
+    assert "64 MiB" in run("keys", "list", "--file", file).out
+    assert run("keys", "quota", "--file", file, "ann").code == 0
+    assert run("keys", "list", "--file", file, "--json").json[0]["quota_bytes"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

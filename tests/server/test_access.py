@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import openai
 import pytest
 
 from kvquilt.errors import InputError
-from kvquilt.identity import namespace
-from kvquilt.server.keys import KeyFile, Keyring
+from kvquilt.identity import PUBLIC, namespace
+from kvquilt.server.keyring import Keyring
+from kvquilt.server.keys import KeyFile, Role
 from tests.server.running import MODEL, Served, serving, until
 
 
@@ -92,7 +95,8 @@ def test_the_file_holds_no_key_and_is_its_owners_alone(tmp_path: Path) -> None:
     assert first[4:] not in text
     assert second[4:] not in text
     held = KeyFile.read(path)
-    assert [held.owner(each) for each in (first, second, first[:-1], "")] == ["ann", "ann", None, None]
+    found = [held.find(each) for each in (first, second, first[:-1], "")]
+    assert [each and each.tenant for each in found] == ["ann", "ann", None, None]
     assert len({key.digest for key in held.keys}) == 2
     assert "digest" not in repr(held.keys[0])
     path.chmod(0o640)
@@ -109,13 +113,17 @@ def test_every_key_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     held = KeyFile.read(tmp_path / "keys")
     for secret in (secrets[0], "wrong"):
         seen.clear()
-        held.owner(secret)
+        held.find(secret)
         assert len(seen) == 3
 
 
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"version": 2, "salt": "", "keys": []}', '{"version": 1, "salt": "zz", "keys": []}',
-                '{"version": 1, "salt": "00", "keys": [{"id": "a"}]}'],
+                '{"version": 1, "salt": "00", "keys": [{"id": "a"}]}',
+                '{"version": 1, "salt": "00", "keys": [{"id": "a", "tenant": "*", "created": 0, "digest": ""}]}',
+                '{"version": 1, "salt": "00", "keys": [{"id": "a", "tenant": "b", "created": 0, "digest": "", '
+                '"role": "operator"}]}',
+                '{"version": 1, "salt": "00", "keys": [], "quotas": [1]}'],
 )  # fmt: skip
 def test_a_damaged_file_is_told(tmp_path: Path, content: str) -> None:
     path = tmp_path / "keys"
@@ -123,6 +131,72 @@ def test_a_damaged_file_is_told(tmp_path: Path, content: str) -> None:
     path.write_text(content)
     with pytest.raises(InputError, match="api-keys"):
         Keyring(path)
+
+
+_ADDS = """
+import sys
+from kvquilt.cli import main
+sys.stdin.readline()
+file, count = sys.argv[1:]
+for _ in range(int(count)):
+    sys.argv[1:] = ["keys", "add", "--file", file, "tenant"]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, end.code
+"""
+
+
+def test_processes_that_add_keys_at_the_same_moment_lose_none(tmp_path: Path) -> None:
+    path, root = tmp_path / "new" / "keys", Path(__file__).parents[2]
+    many = [
+        subprocess.Popen(
+            [sys.executable, "-c", _ADDS, str(path), "8"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, cwd=root,
+        )
+        for _ in range(4)
+    ]  # fmt: skip
+    secrets = [line for each in many for line in each.communicate("go\n", timeout=120)[0].split()]
+    assert [each.returncode for each in many] == [0] * 4
+    held = KeyFile.read(path)
+    assert len(held.keys) == len(set(secrets)) == 32
+    assert all(held.find(each) is not None for each in secrets)
+
+
+def test_a_publishers_and_an_operators_key_belong_to_no_tenant() -> None:
+    held, publisher, _ = KeyFile().added(role=Role.PUBLISHER)
+    held, operator, _ = held.added(role=Role.OPERATOR)
+    held, ann, _ = held.added("ann")
+    assert [key.tenant for key in (publisher, operator, ann)] == [PUBLIC, "", "ann"]
+    assert held.tenants == (PUBLIC, "ann")
+    for name, role in ((PUBLIC, Role.TENANT), ("", Role.TENANT), ("x" * 129, Role.TENANT), ("ann", Role.OPERATOR)):
+        with pytest.raises(InputError, match="tenant"):
+            held.added(name, role)
+
+
+def test_quotas_are_the_tenants_and_stay_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    key_file(path, "ann", "bob")
+    KeyFile.read(path).granting("ann", 5 << 20).granting("bob", 1).granting("bob", None).write(path)
+    assert KeyFile.read(path).quotas == {"ann": 5 << 20}
+    with pytest.raises(InputError, match="has no key"):
+        KeyFile.read(path).granting("cid", 1)
+    with pytest.raises(InputError, match="quota"):
+        KeyFile.read(path).granting("ann", -1)
+
+
+def test_numbers_of_all_tenants_are_the_operators_alone(tmp_path: Path) -> None:
+    held, _, ann = KeyFile().added("ann")
+    held, _, operator = held.added(role=Role.OPERATOR)
+    held.write(tmp_path / "keys")
+    with serving(keyring=Keyring(tmp_path / "keys")) as served:
+        told = [served.http(key).get("/metrics") for key in ("", "wrong", ann, operator)]
+        assert [each.status_code for each in told] == [401, 401, 403, 200]
+        assert all("kvquilt:" not in each.text for each in told[:3])
+        for path in ("/v1/models", "/v1/documents", "/v1/kvquilt/state"):
+            refused = served.http(operator).get(path)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "wrong_key")
+        assert [served.http().get(path).status_code for path in ("/health", "/ready")] == [200, 200]
 
 
 def test_without_keys_only_names_of_this_machine_are_answered() -> None:

@@ -24,7 +24,7 @@ from kvquilt.cli.work import check_helper, check_writers, quiet_libraries
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
-    from kvquilt.server.keys import Keyring
+    from kvquilt.server.keyring import Keyring
     from kvquilt.server.service import Service
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -138,6 +138,6 @@ def _end(*_: object) -> None:
 def _keyring(path: Path | None) -> Keyring | None:
     if path is None:
         return None
-    from kvquilt.server.keys import Keyring
+    from kvquilt.server.keyring import Keyring
 
     return Keyring(path)

@@ -1,4 +1,4 @@
-"""Who may ask: the tenant of a request, by its key."""
+"""Who may ask: the tenant of a request by its key, and the operator for the numbers of all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 
 from kvquilt.server.failures import RefusalError
-from kvquilt.server.keys import Keyring
+from kvquilt.server.keyring import Keyring
+from kvquilt.server.keys import Key, Role
 from kvquilt.server.record import record_of
 
 LOCAL = frozenset(("localhost", "127.0.0.1", "[::1]", "::1"))
@@ -24,11 +25,27 @@ def guard(keyring: Keyring | None) -> Callable[[Request], Awaitable[None]]:
             if name.lower() not in LOCAL:
                 raise RefusalError(403, "foreign_host", "without API keys only this machine's own names are answered")
             return
-        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-        tenant = keyring.file.owner(secret.strip()) if scheme.lower() == "bearer" and secret.strip() else None
-        if tenant is None:
-            rule = "a valid API key is needed: Authorization: Bearer KEY"
-            raise RefusalError(401, "invalid_api_key", rule)
-        record_of(request).tenant = tenant
+        key = _key(keyring, request)
+        if key.role is Role.OPERATOR:
+            raise RefusalError(403, "wrong_key", "an operator's key opens /metrics alone")
+        record_of(request).tenant = key.tenant
 
     return known
+
+
+def operator_guard(keyring: Keyring | None) -> Callable[[Request], Awaitable[None]]:
+    """Refuses who is no operator, where there are keys: numbers of all tenants tell each of them of the others."""
+
+    async def known(request: Request) -> None:
+        if keyring is not None and _key(keyring, request).role is not Role.OPERATOR:
+            raise RefusalError(403, "wrong_key", "with API keys, /metrics needs an operator's")
+
+    return known
+
+
+def _key(keyring: Keyring, request: Request) -> Key:
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    key = keyring.file.find(secret.strip()) if scheme.lower() == "bearer" and secret.strip() else None
+    if key is None:
+        raise RefusalError(401, "invalid_api_key", "a valid API key is needed: Authorization: Bearer KEY")
+    return key

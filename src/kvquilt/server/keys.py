@@ -1,42 +1,67 @@
-"""API keys: a file that holds their digests, and who owns the one that a request brings."""
+"""API keys and tenants' quotas, in a file that holds digests alone."""
 
 from __future__ import annotations
 
 import hmac
 import json
-import logging
 import os
 import secrets
-import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
+from filelock import FileLock
 
 from kvquilt.errors import InputError
 from kvquilt.files import write_atomically, writing
-from kvquilt.identity import namespace
+from kvquilt.identity import PUBLIC, namespace
 
-log = logging.getLogger(__name__)
 _VERSION = 1
 _PREFIX = "kvq-"
 
 
+class Role(StrEnum):
+    """What a key opens."""
+
+    TENANT = "tenant"  # a tenant's own documents, and public ones to read
+    PUBLISHER = "publisher"  # the public documents
+    OPERATOR = "operator"  # numbers of all tenants, and nothing that any of them has
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key as the file has it. Keys are 256 random bits, so a keyed digest is enough; nobody can try them all."""
+    """One key as the file has it. Keys are 256 random bits, so a keyed digest is enough; nobody can try them all.
+
+    Attributes:
+        tenant: `PUBLIC` for a publisher's, "" for an operator's, and neither of them for a tenant's.
+    """
 
     id: str
     tenant: str
     created: int
     digest: str = field(repr=False)
+    role: Role = Role.TENANT
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "role", Role(self.role))
+        owned = {Role.PUBLISHER: PUBLIC, Role.OPERATOR: ""}
+        if self.tenant != owned.get(self.role, self.tenant) or (
+            self.role is Role.TENANT and self.tenant in ("", PUBLIC)
+        ):
+            raise ValueError("a key of this role has another tenant")
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
     """Keys of all tenants under one salt. Written for nobody but the owner.
+
+    Attributes:
+        quotas: bytes of compiled segments of the tenants that have a quota of their own.
 
     Raises:
         InputError: the file is damaged, of another version, or readable by others.
@@ -44,6 +69,7 @@ class KeyFile:
 
     salt: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     keys: tuple[Key, ...] = ()
+    quotas: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> KeyFile:
@@ -53,12 +79,13 @@ class KeyFile:
             data = json.loads(path.read_bytes())
             if data["version"] != _VERSION:
                 raise InputError("api-keys", "is of another version", data["version"])
-            return cls(bytes.fromhex(data["salt"]), tuple(Key(**each) for each in data["keys"]))
+            quotas = {str(name): int(size) for name, size in data.get("quotas", {}).items()}
+            return cls(bytes.fromhex(data["salt"]), tuple(Key(**each) for each in data["keys"]), quotas)
         except FileNotFoundError:
             raise InputError("api-keys", "no such file; `kvquilt keys add` makes one", str(path)) from None
         except OSError as error:
             raise InputError("api-keys", f"cannot be read: {error.strerror}", str(path)) from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError("api-keys", "is damaged", str(path)) from None
@@ -69,17 +96,37 @@ class KeyFile:
             StoreUnavailableError: the file system refuses.
         """
         data: dict[str, Any] = {"version": _VERSION, "salt": self.salt.hex(), "keys": [asdict(k) for k in self.keys]}
+        data["quotas"] = dict(self.quotas)
         with writing(path):
             write_atomically(path, json.dumps(data, indent=2).encode(), private=True)
 
-    def added(self, tenant: str) -> tuple[KeyFile, Key, str]:
-        """The file with a new key of this tenant, and the key itself, which nobody can read from the file."""
-        if not tenant.strip() or len(tenant) > 128:
-            raise InputError("tenant", "must be a name of at most 128 characters", tenant)
-        namespace(tenant)
+    def added(self, tenant: str = "", role: Role = Role.TENANT) -> tuple[KeyFile, Key, str]:
+        """The file with a new key, and the key itself, which nobody can read from the file.
+
+        Args:
+            tenant: of a tenant's key; the others have none.
+        """
+        if role is Role.TENANT:
+            check_name(tenant)
+        elif tenant:
+            raise InputError("tenant", f"the key of a {role} belongs to no tenant", tenant)
         secret = _PREFIX + secrets.token_urlsafe(32)
-        key = Key(secrets.token_hex(4), tenant, int(time.time()), self._digest(secret))
+        owner = PUBLIC if role is Role.PUBLISHER else tenant
+        key = Key(secrets.token_hex(4), owner, int(time.time()), self._digest(secret), role)
         return replace(self, keys=(*self.keys, key)), key, secret
+
+    def granting(self, tenant: str, quota: int | None) -> KeyFile:
+        """The file with this quota of a tenant in bytes; None: what the server gives by default.
+
+        Raises:
+            InputError: no key belongs to the tenant, or the quota is less than 0.
+        """
+        if tenant not in self.tenants:
+            raise InputError("tenant", "has no key; `kvquilt keys list` shows who has", tenant)
+        if quota is not None and quota < 0:
+            raise InputError("quota", "must be at least 0", quota)
+        others = {name: size for name, size in self.quotas.items() if name != tenant}
+        return replace(self, quotas=others if quota is None else {**others, tenant: quota})
 
     def without(self, id: str) -> KeyFile:
         """
@@ -91,52 +138,44 @@ class KeyFile:
             raise InputError("id", "there is no such key; `kvquilt keys list` shows them", id)
         return replace(self, keys=kept)
 
-    def owner(self, secret: str) -> str | None:
-        """The tenant whose key this is. Takes as long for every key, right or wrong, first or last."""
+    def find(self, secret: str) -> Key | None:
+        """The key that this is. Takes as long for every key, right or wrong, first or last."""
         digest, found = self._digest(secret), None
         for key in self.keys:
             if hmac.compare_digest(digest, key.digest):
-                found = key.tenant
+                found = key
         return found
 
     @property
     def tenants(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(key.tenant for key in self.keys))
+        """All that have documents, `PUBLIC` among them if there is a publisher."""
+        return tuple(dict.fromkeys(key.tenant for key in self.keys if key.role is not Role.OPERATOR))
 
     def _digest(self, secret: str) -> str:
         return blake3(secret.encode(errors="replace"), key=self.salt).hexdigest()
 
 
-class Keyring:
-    """The key file of a running server, read again when it changes: a revoked key is refused with the next request.
+def check_name(tenant: str) -> None:
+    """Raise `InputError` unless a tenant may be called so."""
+    if not tenant.strip() or len(tenant) > 128:
+        raise InputError("tenant", "must be a name of at most 128 characters", tenant)
+    if tenant == PUBLIC:
+        raise InputError("tenant", "is what public documents belong to; --public makes their key", tenant)
+    namespace(tenant)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Nobody else changes the file meanwhile, so that none of two changes at a time is lost.
 
     Raises:
-        InputError: see `KeyFile`; or it holds no key.
+        StoreUnavailableError: the file system refuses.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._lock = path, threading.Lock()
-        self._seen, self._file = self._stamp(), KeyFile.read(path)
-        if not self._file.keys:
-            raise InputError("api-keys", "holds no key; `kvquilt keys add` makes one", str(path))
-
-    @property
-    def file(self) -> KeyFile:
-        """What holds now; no keys while the file cannot be read."""
-        with self._lock:
-            stamp = self._stamp()
-            if stamp != self._seen:
-                try:
-                    self._file = KeyFile.read(self._path)
-                except InputError as error:
-                    log.error("no key is taken until this is mended: %s", error)
-                    self._file = KeyFile()
-                self._seen = stamp
-            return self._file
-
-    def _stamp(self) -> tuple[int, ...]:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return ()
-        return found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_name(f".{path.name}.lock"), mode=0o600)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

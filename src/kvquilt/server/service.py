@@ -17,7 +17,7 @@ from kvquilt.server.asked import ChatAsked, TextAsked, TokenizeAsked
 from kvquilt.server.compiler import Compiler
 from kvquilt.server.entry import Entry
 from kvquilt.server.failures import RefusalError
-from kvquilt.server.keys import Keyring
+from kvquilt.server.keyring import Keyring
 from kvquilt.server.library import Library
 from kvquilt.server.limits import Limits
 from kvquilt.server.messages import make_prompt, named_in, parts_in

@@ -1,13 +1,14 @@
-"""``/health``, ``/ready`` and ``/metrics``: for who watches the server; no key is needed."""
+"""``/health``, ``/ready`` and ``/metrics``: for who watches the server; with keys, ``/metrics`` needs an operator's."""
 
 from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
+from kvquilt.server.access import operator_guard
 from kvquilt.server.failures import RefusalError
 from kvquilt.server.service import Service
 
@@ -25,7 +26,7 @@ def routes(service: Service) -> APIRouter:
             raise RefusalError(503, "stopping", "the server is about to stop", retry_after=5)
         return JSONResponse({"status": "ready", "model": service.name})
 
-    @router.get("/metrics")
+    @router.get("/metrics", dependencies=[Depends(operator_guard(service.keyring))])
     async def metrics() -> Response:
         return Response(await asyncio.to_thread(service.metrics.text), media_type=CONTENT_TYPE_LATEST)
 
