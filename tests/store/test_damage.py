@@ -149,6 +149,19 @@ def test_a_forged_file_with_other_ids_is_a_collision(tier: DiskTier) -> None:
     assert tier.stats().integrity_failures == 1
 
 
+def test_damage_of_every_kind_is_counted_and_absence_is_not(tier: DiskTier) -> None:
+    for n, damage in enumerate((lambda raw: raw[:100], lambda raw: raw[:-1] + bytes([raw[-1] ^ 1])), start=1):
+        path_of(tier, n).write_bytes(damage(path_of(tier, n).read_bytes()))
+        assert isinstance(get(tier, n), Miss)
+        assert tier.stats().integrity_failures == n
+    path_of(tier, 3).write_bytes(path_of(tier, 2).read_bytes())
+    get(tier, 3)
+    assert tier.stats().integrity_failures == 3
+    path_of(tier, 3).unlink()
+    assert get(tier, 3) == Miss(MissReason.ABSENT)
+    assert tier.stats().integrity_failures == 3
+
+
 def test_garbage_where_a_header_should_be_is_corrupt(tier: DiskTier) -> None:
     size = 64 - 8
     for text in (b"[1]", b"{}", b"null", b'{"__metadata__":3}', b"[" * size, b"\xff" * size):

@@ -145,6 +145,7 @@ class TierStats:
 
     Attributes:
         segments, bytes: None where only a walk through everything would tell.
+        integrity_failures: misses for what was not as it was put: truncated, corrupt, swapped, another's ids.
         waiting: writes that a remote tier has accepted and not yet sent.
         breaker: ``closed`` while a remote tier is asked, else ``open`` or ``half_open``; "" for a local one.
     """

@@ -13,6 +13,9 @@ from kvquilt.store.base import Failure, FailureReason, Miss, MissReason, TierSta
 if TYPE_CHECKING:
     from kvquilt.identity import SegmentKey
 
+# what is stored under a key is not what was put there; of a collision either the digest broke or somebody forged a file
+DAMAGE = frozenset((MissReason.TRUNCATED, MissReason.CORRUPT, MissReason.SWAPPED, MissReason.COLLISION))
+
 
 class Counts:
     """Hits, misses and failures by reason, evictions; safe from any thread."""
@@ -32,8 +35,7 @@ class Counts:
     def miss(self, reason: MissReason) -> Miss:
         with self._lock:
             self.misses[reason.value] += 1
-            # two segments under one digest: either the digest broke or somebody forged a file
-            self.integrity_failures += reason is MissReason.COLLISION
+            self.integrity_failures += reason in DAMAGE
         return Miss(reason)
 
     def failure(self, reason: FailureReason, count: int = 1) -> Failure:
