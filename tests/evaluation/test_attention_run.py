@@ -140,14 +140,14 @@ def line(item: str, method: str, off: float | None, **more: Any) -> dict[str, An
         "density": [[6.0, 3.0, *[None] * 6]], "interior": [2.0], "error": [[1.0]], "norm": [[4.0]],
         "cosine": [[None]], "mass": [[0.5]], "seen": 1.0,
     }  # fmt: skip
-    return {"item": item, "method": method, **numbers, **more}
+    return {"item": item, "group": item, "method": method, **numbers, **more}
 
 
 def test_means_ratios_and_errors_by_hand(tmp_path: Path) -> None:
     made = [
         line("a", "none", 1.0), line("a", "new", 0.1), line("b", "none", 3.0),
         line("b", "new", 0.3, error=[[5.0]], norm=[[8.0]], density=[[2.0, 1.0, *[None] * 6]], interior=[1.0]),
-        line("c", "none", 50.0), {"item": "c", "method": "new", "refused": "budget: too small"},
+        line("c", "none", 50.0), {"item": "c", "group": "c", "method": "new", "refused": "budget: too small"},
     ]  # fmt: skip
     none, new = summarise_attention(written(tmp_path, *made)).arms
     assert (new.items, new.refused) == (2, 1)

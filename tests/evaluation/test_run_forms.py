@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kvquilt.errors import InputError, IntegrityError, StoreUnavailableError
-from kvquilt.evaluation import run_forms
+from kvquilt.evaluation import ledger_form
 from kvquilt.evaluation.report import told
 from kvquilt.evaluation.report.writing import write
 from kvquilt.evaluation.run import read_finished
@@ -80,6 +78,12 @@ def test_messages_quote_no_answer_and_name_the_field(run: Path) -> None:
     check_lines(run / "lines.jsonl", lines)
 
 
+def test_a_line_that_comes_twice_is_damage(run: Path) -> None:
+    lines = [line(arm, n) for n in range(2) for arm in ARMS]
+    with pytest.raises(IntegrityError, match="line 14 is damaged: item and method had a line before"):
+        check_lines(run / "lines.jsonl", [*lines, line("epic:k=9", 0), lines[3]])
+
+
 @pytest.mark.parametrize("seconds", [-0.1, float("nan"), float("inf")])
 def test_times_that_no_clock_gives_are_damage(run: Path, seconds: float) -> None:
     stored = json.loads((run / "timing.json").read_text())
@@ -101,12 +105,17 @@ def test_a_clock_that_stood_still_is_no_damage(run: Path) -> None:
 
 def test_forms_are_those_of_the_ledger() -> None:
     """What a ledger gets more, a line may have more."""
-    pairs: list[tuple[Any, Any, set[str]]] = [
-        (run_forms._Ledger, Ledger, {"seconds"}),  # the line's own
-        (run_forms._Use, DocumentUse, set()),
-        (run_forms._Fallback, Fallback, set()),
-        (run_forms._Spending, Spending, set()),
-    ]
-    for form, made, apart in pairs:
-        assert form.model_fields.keys() == {each.name for each in dataclasses.fields(made)} - apart
-    assert run_forms._Tokens.model_fields.keys() == set(map(str, Provenance))
+    ledger = Ledger(
+        documents=[DocumentUse("d", 1, 0, Provenance.REUSED, "memory", "why")],
+        fallbacks=[Fallback("not_prepared", "why")],
+        spending=Spending(1, 1, None, 0, 0, 0),
+    )
+    kept = ledger.as_dict()
+    assert ledger_form.LedgerForm.model_fields.keys() == kept.keys() - {"seconds"}, "these are the line's own"
+    for form, of in (
+        (ledger_form._Use, kept["documents"][0]),
+        (ledger_form._Fallback, kept["fallbacks"][0]),
+        (ledger_form._Spending, kept["spending"]),
+        (ledger_form._Tokens, kept["tokens"]),
+    ):
+        assert form.model_fields.keys() == of.keys()

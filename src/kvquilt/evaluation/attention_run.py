@@ -13,6 +13,7 @@ import torch
 
 from kvquilt.errors import InputError, IntegrityError
 from kvquilt.evaluation.arms import AGAIN, CONTROLS, FULL, Arm, find_arm
+from kvquilt.evaluation.attention_forms import checked
 from kvquilt.evaluation.attention_look import Look, answer_ids, looking
 from kvquilt.evaluation.attention_measures import Compared, compare
 from kvquilt.evaluation.item import Item
@@ -28,6 +29,7 @@ from kvquilt.repair.written import split
 if TYPE_CHECKING:
     from kvquilt.engine import Engine
 
+KIND = "attention"
 NONE = "none"  # what ratios are to
 _DIGITS = 5
 
@@ -94,7 +96,7 @@ class AttentionRun:
         self, files: EvaluationFolder, arms: Sequence[Arm], progress: Callable[[int, int], object] | None
     ) -> None:
         plan = [(item.id, arm.name) for item in self.items for arm in arms]
-        there = [(line.get("item"), line.get("method")) for line in files.each_line()]
+        there = [(line["item"], line["method"]) for line in checked(files.lines, files.each_line())]
         if there != plan[: len(there)]:
             raise IntegrityError(f"{files.lines}: not the lines of this run in its order")
         ranked = rankings(files, self.items)
@@ -145,7 +147,7 @@ class AttentionRun:
         check_items(self.items)
         digests = [("item", self._digest(item)) for item in self.items]
         return {
-            "kind": "attention",
+            "kind": KIND,
             "methods": list(dict.fromkeys(self.methods)),
             "items": digest_fields("kvquilt 2026-11 attention items v1", digests),
             **identity_of(self.engine),

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvquilt.errors import InputError
+from kvquilt.evaluation.attention_forms import checked
 from kvquilt.evaluation.attention_measures import BINS, FIRST, REGIONS
-from kvquilt.evaluation.attention_run import NONE
+from kvquilt.evaluation.attention_run import KIND, NONE
 from kvquilt.evaluation.run_controls import failed
 from kvquilt.evaluation.run_folder import EvaluationFolder, Line
 
@@ -108,10 +109,10 @@ def summarise_attention(folder: Path) -> AttentionSummary:
     """
     files = EvaluationFolder(folder)
     stored = files.read_run()
-    if stored is None or stored["run"].get("kind") != "attention":
+    if stored is None or stored["run"].get("kind") != KIND:
         raise InputError("folder", "holds no study of attention", str(folder))
     gathered: dict[str, _Gathered] = {}
-    for line in files.each_line():
+    for line in checked(files.lines, files.each_line()):
         gathered.setdefault(line["method"], _Gathered()).add(line)
     if not any(arm.items for arm in gathered.values()):
         raise InputError("folder", "holds no line yet", str(folder))

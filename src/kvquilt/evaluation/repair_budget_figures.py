@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvquilt.errors import InputError
 from kvquilt.evaluation.arms import FULL, WITHOUT
-from kvquilt.evaluation.damage import LEAST_BASE
 from kvquilt.evaluation.interference import PLACES
 from kvquilt.evaluation.repair_budget_arms import CONTEXT_CLAIMS, NONE, chosen_of, moved, rivals
+from kvquilt.evaluation.repair_budget_claims import adjust, claim
+from kvquilt.evaluation.repair_budget_folders import Measured, read_settings
 from kvquilt.evaluation.repair_budget_settings import ARMS, DISTANCES, PARTS
-from kvquilt.evaluation.run import Finished, read_finished
-from kvquilt.evaluation.run_folder import EvaluationFolder, Line
-from kvquilt.evaluation.significance import holm, mcnemar, wilcoxon
+from kvquilt.evaluation.run_folder import Line
 from kvquilt.evaluation.summarising import summarise
 from kvquilt.evaluation.summary import ArmSummary, Summary
 from kvquilt.evaluation.target_hits import hit_rates
 
 _SIDES = ("keys", "values")
-
-
-@dataclass(frozen=True, slots=True)
-class _Folder:
-    """One setting that is finished."""
-
-    name: str
-    about: Mapping[str, Any]
-    lines: tuple[Line, ...]
-    refused: Mapping[str, str]
-
-    @property
-    def study(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.about["study"]
-        return found
-
-    @property
-    def finished(self) -> Finished:
-        return Finished(self.lines, dict(self.refused))
 
 
 def figures(folder: Path) -> dict[str, Any]:
@@ -55,11 +34,11 @@ def figures(folder: Path) -> dict[str, Any]:
         InputError: no study is there.
         IntegrityError: a folder is damaged.
     """
-    found, unfinished = _read(folder)
+    found, unfinished = read_settings(folder)
     by_part = {part: [each for each in found if each.study["part"] == part] for part in PARTS}
     budget, context = _budget(by_part["budget"]), _context(by_part["context"])
     for part in (budget, context):
-        _adjust([claim for row in part for claim in row["claims"]])
+        adjust([each for row in part for each in row["claims"]])
     cells = sorted((_cell(each) for each in by_part["structure"]), key=_in_order)
     return {
         "structure": cells,
@@ -74,27 +53,7 @@ def figures(folder: Path) -> dict[str, Any]:
     }
 
 
-def _read(folder: Path) -> tuple[list[_Folder], list[str]]:
-    found, unfinished = [], []
-    for path in sorted(folder.glob("*/**/run.json")):
-        files, name = EvaluationFolder(path.parent), str(path.parent.relative_to(folder))
-        about = (files.read_run() or {}).get("about", {})
-        if "study" not in about:
-            continue
-        is_run = about["study"]["measures"] == ARMS  # else lines are of items, and have no arms
-        finished = read_finished(path.parent) if is_run else Finished(tuple(files.read_lines()), {})
-        items = len(files.read_items())
-        arms = len({line.get("method") for line in finished.lines})
-        if not finished.lines or len(finished.lines) != items * arms:
-            unfinished.append(name)
-        else:
-            found.append(_Folder(name, about, finished.lines, finished.refused))
-    if not found and not unfinished:
-        raise InputError("folder", "holds no study of the repair budget", str(folder))
-    return found, unfinished
-
-
-def _common(each: _Folder) -> dict[str, Any]:
+def _common(each: Measured) -> dict[str, Any]:
     return {
         name: value for name, value in each.about.items() if name not in ("task", "split", "score", "system", "study")
     }
@@ -116,12 +75,12 @@ def arm_row(arm: ArmSummary) -> dict[str, Any]:
     return row
 
 
-def _summary(each: _Folder) -> tuple[Summary, dict[str, dict[str, Any]]]:
+def _summary(each: Measured) -> tuple[Summary, dict[str, dict[str, Any]]]:
     summary = summarise(each.finished)
     return summary, {arm.method: arm_row(arm) for arm in summary.arms}
 
 
-def _head(each: _Folder, summary: Summary) -> dict[str, Any]:
+def _head(each: Measured, summary: Summary) -> dict[str, Any]:
     helped = summary.documents_help
     return {
         "of": each.study["of"],
@@ -131,7 +90,7 @@ def _head(each: _Folder, summary: Summary) -> dict[str, Any]:
     }
 
 
-def _cell(each: _Folder) -> dict[str, Any]:
+def _cell(each: Measured) -> dict[str, Any]:
     summary, arms = _summary(each)
     cell = {key: each.study[key] for key in ("structure", "distractors", "place")}
     return {**_head(each, summary), **cell, "arms": list(arms.values())}
@@ -161,7 +120,7 @@ def _margins(cells: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def _attributed(each: _Folder) -> dict[str, Any]:
+def _attributed(each: Measured) -> dict[str, Any]:
     """``curve``: a point for each number of documents that were given full prefill's rows; means over the draws."""
     summary, arms = _summary(each)
     points: dict[int, list[dict[str, Any]]] = {0: [arms[NONE]]} if NONE in arms else {}
@@ -180,7 +139,7 @@ def _attributed(each: _Folder) -> dict[str, Any]:
     return {**_head(each, summary), "base": arms.get(NONE, {}).get("base"), "curve": curve}
 
 
-def _budget(found: Sequence[_Folder]) -> list[dict[str, Any]]:
+def _budget(found: Sequence[Measured]) -> list[dict[str, Any]]:
     tuned = {each.name.rsplit("/", 1)[0]: each for each in found if each.study["split"] == "tuning"}
     rows = []
     for each in found:
@@ -191,14 +150,14 @@ def _budget(found: Sequence[_Folder]) -> list[dict[str, Any]]:
         choice = None if tuning is None else _chosen(tuning)
         against = rivals(budget, None if choice is None else choice["arm"])
         best = moved(budget)
-        claims = [_claim(each, name, best, arm) for name, arm in against.items() if {best, arm} <= arms.keys()]
+        claims = [claim(each, name, best, arm) for name, arm in against.items() if {best, arm} <= arms.keys()]
         rows.append(
             {**_head(each, summary), "budget": budget, "chosen": choice, "arms": list(arms.values()), "claims": claims}
         )
     return rows
 
 
-def _chosen(tuning: _Folder) -> dict[str, Any]:
+def _chosen(tuning: Measured) -> dict[str, Any]:
     """The token selector of least KL on the tuning split. Where one was refused, it mends nothing: pure reuse's KL."""
     by_arm: dict[str, dict[str, Line]] = {}
     for line in tuning.lines:
@@ -221,7 +180,7 @@ def _chosen(tuning: _Folder) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _context(found: Sequence[_Folder]) -> list[dict[str, Any]]:
+def _context(found: Sequence[Measured]) -> list[dict[str, Any]]:
     rows = []
     apart = {each.name.rsplit("/", 1)[0]: each for each in found if each.study["measures"] == DISTANCES}
     for each in found:
@@ -229,7 +188,7 @@ def _context(found: Sequence[_Folder]) -> list[dict[str, Any]]:
             continue
         summary, arms = _summary(each)
         claims = [
-            _claim(each, f"{one} against {other}", one, other)
+            claim(each, f"{one} against {other}", one, other)
             for one, other in CONTEXT_CLAIMS
             if {one, other} <= arms.keys()
         ]
@@ -258,43 +217,6 @@ def _distances(lines: Sequence[Line]) -> dict[str, Any]:
             for side in _SIDES
         } if ran else None  # fmt: skip
     return made
-
-
-def _claim(each: _Folder, name: str, one: str, other: str) -> dict[str, Any]:
-    """One arm against another on the questions of D, and by KL on groups' means, where both could run.
-
-    ``p`` and ``kl_p`` are adjusted by `_adjust` for all settings of the claim.
-    """
-    by_item: dict[str, dict[str, Line]] = {}
-    for line in each.lines:
-        by_item.setdefault(line["item"], {})[line["method"]] = line
-    pairs = [arms for arms in by_item.values() if arms[one]["refused"] is None and arms[other]["refused"] is None]
-    base = [arms for arms in pairs if arms[FULL]["right"] and not arms[WITHOUT]["right"]]
-    only_one = sum(bool(arms[one]["right"]) and not arms[other]["right"] for arms in base)
-    only_other = sum(bool(arms[other]["right"]) and not arms[one]["right"] for arms in base)
-    groups: dict[str, tuple[list[float], list[float]]] = {}
-    for arms in pairs:
-        mine, theirs = groups.setdefault(arms[one]["group"], ([], []))
-        mine += arms[one]["fidelity"]["self"]["kl"]
-        theirs += arms[other]["fidelity"]["self"]["kl"]
-    means = [[statistics.fmean(side) for side in sides] for sides in zip(*groups.values(), strict=True)]
-    return {
-        "claim": name, "arm": one, "against": other, "items": len(pairs), "base": len(base),
-        "only_arm": only_one, "only_against": only_other, "enough": len(base) >= LEAST_BASE,
-        "p": mcnemar(only_one, only_other),
-        "kl_difference": statistics.fmean(means[0]) - statistics.fmean(means[1]) if means else None,
-        "kl_p": wilcoxon(*means) if means else None,
-    }  # fmt: skip
-
-
-def _adjust(claims: Sequence[dict[str, Any]]) -> None:
-    """Holm's adjustment in each family: one claim over all settings."""
-    for name in {claim["claim"] for claim in claims}:
-        family = [claim for claim in claims if claim["claim"] == name]
-        for p in ("p", "kl_p"):
-            known = {str(n): claim[p] for n, claim in enumerate(family) if claim[p] is not None}
-            for n, value in holm(known).items():
-                family[int(n)][p] = value
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

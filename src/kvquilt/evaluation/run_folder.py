@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvquilt.errors import IntegrityError, StoreUnavailableError
-from kvquilt.evaluation.run_forms import check_texts
+from kvquilt.evaluation.run_forms import check_begun, check_texts
 from kvquilt.files import add_line, held, write_atomically, writing
 
 Line = dict[str, Any]
@@ -73,8 +73,9 @@ class EvaluationFolder:
             found = json.loads(raw)
         except (ValueError, RecursionError) as error:
             raise IntegrityError(f"{self.run}: not the description of a run") from error
-        if not isinstance(found, dict) or not {"run", "about", "controls"} <= found.keys():
+        if not isinstance(found, dict):
             raise IntegrityError(f"{self.run}: not the description of a run")
+        check_begun(self.run, found)
         return found
 
     def read_items(self) -> list[Line]:
@@ -111,6 +112,10 @@ class EvaluationFolder:
             for number, raw in enumerate(lines, start=1):
                 if raw.endswith(b"\n"):
                     yield _line(self.lines, number, raw)
+
+    def count(self) -> int:
+        """Whole lines, whatever they say."""
+        return (bytes_of(self.lines) or b"").count(b"\n")
 
     def drop_half_line(self) -> None:
         """Cut off what stands behind the last whole line, so that the next one begins a line."""

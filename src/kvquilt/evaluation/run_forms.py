@@ -7,84 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from kvquilt.errors import IntegrityError
-from kvquilt.ledger import Provenance
+from kvquilt.evaluation.forms import Form, check_form
+from kvquilt.evaluation.ledger_form import LedgerForm
 
 
-class _Form(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-class _Exactly(_Form):
-    """What becomes an object of these fields."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
-
-
-class _Use(_Exactly):
-    id: str
-    tokens: int
-    start: int
-    provenance: str = Field(pattern=f"^({'|'.join(Provenance)})$")
-    source: str
-    why: str
-    recomputed: int
-
-
-class _Fallback(_Exactly):
-    reason: str
-    detail: str
-
-
-class _Spending(_Exactly):
-    tokens: int
-    layers: int
-    allowed: int | None
-    rows: int
-    probe: int
-    repair: int
-    first: int = 0
-    last: int | None = None
-
-
-class _Tokens(_Exactly):
-    exact: int
-    reused: int
-    recomputed: int
-    corrected: int
-    absent: int
-    inline: int
-
-
-class _Ledger(_Exactly):
-    method: str
-    asked: str
-    tokens: _Tokens
-    forward_tokens: dict[str, int]
-    token_layers: int
-    bytes_read: dict[str, int]
-    flops: float = Field(gt=0)
-    flops_full: float
-    fallbacks: list[_Fallback]
-    documents: list[_Use]
-    spending: _Spending | None
-    gate: str
-    model: str
-    threads: int
-    writer: str
-    soft_rows: int = 0
-
-
-class _Own(_Form):
+class _Own(Form):
     kl: list[float] = Field(min_length=1)
     agree: list[float] = Field(min_length=1)
 
 
-class _Gold(_Form):
+class _Gold(Form):
     nll: list[float] = Field(min_length=1)
 
 
@@ -92,29 +29,29 @@ class _GoldOfAnArm(_Gold, _Own):
     pass
 
 
-class _FullsFidelity(_Form):
+class _FullsFidelity(Form):
     gold: _Gold
 
 
-class _Fidelity(_Form):
+class _Fidelity(Form):
     own: _Own = Field(alias="self")
     gold: _GoldOfAnArm
 
 
-class _Scores(_Form):
-    micro_f1_bag: list[int] = Field(min_length=3, max_length=3)
+class _Scores(Form):
+    micro_f1_bag: list[Annotated[int, Field(ge=0)]] = Field(min_length=3, max_length=3)
     marked: bool | None = None
 
 
-class _Seconds(_Form):
+class _Seconds(Form):
     first_token: float = Field(ge=0)
 
 
-class _Prompt(_Form):
+class _Prompt(Form):
     tokens: int = Field(ge=1)
 
 
-class _Named(_Form):
+class _Named(Form):
     item: str
     group: str
     method: str
@@ -126,7 +63,7 @@ class _Read(_Named):
     score: float | None
     right: bool | None
     scores: _Scores | None
-    ledger: _Ledger
+    ledger: LedgerForm
     prompt: _Prompt
     seconds: _Seconds
     fidelity: _Fidelity
@@ -153,7 +90,7 @@ class _Refused(_Named):
     ledger: None = None
 
 
-class _Item(_Form):
+class _Item(Form):
     item: str
     group: str
     task: str
@@ -164,63 +101,73 @@ class _Item(_Form):
     kind: str = ""
 
 
-class _Text(_Form):
+class _Text(Form):
     id: str
     text: str
 
 
-class _Texts(_Form):
+class _Texts(Form):
     item: str
     question: str
     documents: list[_Text]
 
 
-class _Metric(_Form):
+class _Metric(Form):
     grader: str
 
 
-class _Config(_Form):
+class _Config(Form):
     methods: list[str]
     metric: _Metric
 
 
-class _Settings(_Form):
+class _Settings(Form):
     config: _Config
 
 
-class _Check(_Form):
+class _Check(Form):
     name: str
     passed: bool
     value: float = Field(allow_inf_nan=True)  # a control that failed may be anything
     limit: float
 
 
-class _Run(_Form):
-    run: _Settings
+class _Begun(Form):
+    run: dict[str, Any]
     about: dict[str, Any]
     controls: dict[str, list[_Check]]
 
 
 def check_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     """Raises `IntegrityError`: names the first line that is none of a run, and the field."""
+    seen = set()
     for number, line in enumerate(lines, start=1):
+        where = f"{path}: line {number}"
         if line.get("refused") is not None:
-            form: type[_Form] = _Refused
+            form: type[Form] = _Refused
         else:
             form = _ReadByFull if line.get("method") == "full" else _Read
-        _check(form, line, f"{path}: line {number}")
+        check_form(form, line, where)
+        if (named := (line["item"], line["method"])) in seen:
+            raise IntegrityError(f"{where} is damaged: item and method had a line before")
+        seen.add(named)
 
 
-def check_run(path: Path, run: Mapping[str, Any]) -> None:
-    """The same of ``run.json``."""
-    _check(_Run, run, str(path))
+def check_begun(path: Path, stored: Mapping[str, Any]) -> None:
+    """The same of ``run.json``, whatever it is a run of."""
+    check_form(_Begun, stored, str(path))
+
+
+def check_settings(path: Path, run: Mapping[str, Any]) -> None:
+    """The same of what it is a run of, where that is a run of `kvquilt eval`."""
+    check_form(_Settings, run, f"{path}: run")
 
 
 def check_stored_items(path: Path, items: Sequence[Mapping[str, Any]]) -> None:
     """The same of ``items.jsonl``; rankings must be those of their documents."""
     for number, item in enumerate(items, start=1):
         where = f"{path}: line {number}"
-        _check(_Item, item, where)
+        check_form(_Item, item, where)
         count = len(item["documents"])
         if sorted(item["ranking"]) != list(range(count)) or not all(0 <= n < count for n in item["gold"]):
             raise IntegrityError(f"{where} ranks or names documents that it does not have")
@@ -229,13 +176,4 @@ def check_stored_items(path: Path, items: Sequence[Mapping[str, Any]]) -> None:
 def check_texts(path: Path, texts: Sequence[Mapping[str, Any]]) -> None:
     """The same of ``texts.jsonl``."""
     for number, each in enumerate(texts, start=1):
-        _check(_Texts, each, f"{path}: line {number}")
-
-
-def _check(form: type[_Form], value: Mapping[str, Any], where: str) -> None:
-    try:
-        form.model_validate(value)
-    except ValidationError as error:
-        at = ".".join(map(str, error.errors(include_url=False, include_input=False)[0]["loc"]))
-        rule = "is damaged, or of another version"
-        raise IntegrityError(f"{where} {rule}: {at or 'all of it'}") from None  # the chained error quotes answers
+        check_form(_Texts, each, f"{path}: line {number}")
