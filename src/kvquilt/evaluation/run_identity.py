@@ -46,6 +46,7 @@ def identity_of(engine: Engine) -> dict[str, Any]:
     model, helper = engine.model, engine.reader.helper
     return {
         "model": model.fingerprint.digest,
+        "device": model.device.type,  # which one of several of a kind makes no difference
         "threads": model.threads,
         "writer": engine.writer.digest,
         "trained writers": sorted(engine.reader.identities),
@@ -101,10 +102,22 @@ def begun(
             raise IntegrityError(f"{files.run} is missing")
         stored = {"run": run, "about": dict(about), "controls": controls()}
         files.write(stored, described(items), texts(items))
-    elif differing := differences(run, stored["run"]):
+    elif differing := differences(run, _with_device(files, stored, run)):
         rule = f"holds another run: it differs in {', '.join(differing)}; choose another folder"
         raise InputError("folder", rule, str(files.path))
     return dict(stored["controls"])
+
+
+def _with_device(files: EvaluationFolder, stored: Mapping[str, Any], run: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the run there is of. Early folders named the device among what a reader should know, earlier ones not."""
+    there: Mapping[str, Any] = stored["run"]
+    if "device" in there or "device" not in run:
+        return there
+    told = stored["about"].get("device")
+    if told is None:
+        log.warning("%s does not say on which device its lines were made; they are taken for this one's", files.run)
+        return {**there, "device": run["device"]}
+    return {**there, "device": str(told).partition(":")[0]}
 
 
 def rankings(files: EvaluationFolder, items: Sequence[Item]) -> list[list[int]]:
