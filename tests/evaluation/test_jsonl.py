@@ -117,7 +117,7 @@ def test_errors_name_line_and_field(tmp_path: Path, line: object, field: str) ->
 
 def test_a_field_that_is_missing_is_told_from_one_that_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"line 1: answers: is missing; must be a list of at least one text"):
-        JsonlTask(write(tmp_path, {"documents": ["a"], "question": "b?", "answer": "c"}))
+        JsonlTask(write(tmp_path, {"documents": ["a"], "question": "b?"}))
     with pytest.raises(InputError, match=r"line 1: answers: must be a list .* \(got 'str'\)"):
         JsonlTask(write(tmp_path, {"documents": ["a"], "question": "b?", "answers": "c"}))
 
@@ -130,3 +130,45 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl").write_bytes(b"\xff")
     with pytest.raises(InputError, match="path: the file cannot be read"):
         JsonlTask(tmp_path / "own.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("more", "field", "nearest"),
+    [
+        ({"anwsers": ["x"]}, "anwsers", "answers"),
+        ({"Answer": ["x"]}, "Answer", "answers"),
+        ({"questoin": "x"}, "questoin", "question"),
+        ({"document": []}, "document", "documents"),
+        ({"glod": [0]}, "glod", "gold"),
+        ({"grup": "g"}, "grup", "group"),
+        ({"KIND": "k"}, "KIND", "kind"),
+        ({"ID": "1"}, "ID", "id"),
+        ({"documents": ["a", {"text": "b", "ids": "c"}]}, "documents[1]: ids", "id"),
+        ({"documents": [{"text": "b", "Txet": "c"}]}, "documents[0]: Txet", "text"),
+    ],
+)
+def test_a_misspelt_field_is_answered_with_the_nearest(
+    tmp_path: Path, more: dict[str, Any], field: str, nearest: str
+) -> None:
+    path = write(tmp_path, row(0), row(1, **more))
+    for task in ({"path": path}, {"path": write(tmp_path, row(2), name="other.jsonl"), "tuning": path}):
+        with pytest.raises(InputError, match=f"did you mean '{nearest}'.*go into 'meta'") as refused:
+            JsonlTask(**task)
+        assert refused.value.field == f"line 3: {field}"
+
+
+def test_fields_that_nobody_reads_are_told_and_those_in_meta_are_not(tmp_path: Path) -> None:
+    own = {"anwsers": 1, "topic": [2]}
+    rows = [row(0, meta=own, documents=[{"text": "a", "meta": own}]), row(1, topic="hills", difficulty=3)]
+    rows.append(row(2, topic="", documents=[{"text": "b", "titel": "c"}, {"text": "d", "titel": "e"}]))
+    task = JsonlTask(write(tmp_path, *rows), share=0)
+    assert dict(task.skipped) == {"field 'topic'": 2, "field 'difficulty'": 1, "field 'titel' of documents": 2}
+    assert task.items("evaluation")[0].answers == ("0 miles", "0")
+    assert not JsonlTask(write(tmp_path, row(0)), share=0).skipped
+    for wrong, field in (
+        (row(0, meta="x"), "meta"),
+        (row(0, documents=[{"text": "a", "meta": []}]), "documents[0]: meta"),
+    ):
+        with pytest.raises(InputError, match="must be an object") as refused:
+            JsonlTask(write(tmp_path, wrong))
+        assert refused.value.field == f"line 1: {field}"

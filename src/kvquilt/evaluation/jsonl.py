@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,10 +13,12 @@ from kvquilt.evaluation.checks import check_count
 from kvquilt.evaluation.grading import Metric
 from kvquilt.evaluation.item import Item
 from kvquilt.evaluation.leakage import check_apart, digests, normalised
-from kvquilt.evaluation.lines import given_documents, given_text, given_texts, read_lines
+from kvquilt.evaluation.lines import given_documents, given_text, given_texts, read_lines, unread_fields
 from kvquilt.evaluation.splits import SPLITS, Divided, check_asked, in_turns
 
 _FORM = 'must be an object: {"documents": [...], "question": ..., "answers": [...]}'
+_FIELDS = ("documents", "question", "answers", "id", "gold", "group", "kind")
+_OF_A_DOCUMENT = ("text", "id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,8 @@ class JsonlTask:
     """One item a line: the first half of the groups tunes, the other evaluates. Groups take turns.
 
     ``documents``: texts, or objects with ``text`` and, if wanted, ``id``. ``answers``: all accepted. A line may
-    also have ``id``, ``gold`` (indices of the documents that the answer rests on), ``group`` and ``kind`` (see `Item`).
+    also have ``id``, ``gold`` (indices of the documents that the answer rests on), ``group`` and ``kind`` (see `Item`);
+    line and document may have ``meta``, an object that nobody looks at. Other fields are counted in `skipped`.
 
     Lines that share a group, a document or a question are one group, so that what tunes is apart from what evaluates.
     Where all lines are one group, all of it evaluates, and tuning needs a file of its own.
@@ -49,17 +53,19 @@ class JsonlTask:
     answer_limit: int = 32
     groups: Divided[tuple[Item, ...]] = field(init=False, repr=False, compare=False)
     metric: Metric = field(init=False, repr=False, compare=False)
+    skipped: Mapping[str, int] = field(init=False, repr=False, compare=False)
 
     name: ClassVar[str] = "jsonl"
     splits: ClassVar[tuple[str, ...]] = SPLITS
     extractive: ClassVar[bool] = False
-    skipped: ClassVar[Mapping[str, int]] = {}
 
     def __post_init__(self) -> None:
         check_count("answer_limit", self.answer_limit, 1)
         object.__setattr__(self, "metric", Metric(self.grader, self.form, self.right))
-        read = _grouped(_items(self.path))
-        tuning = _grouped(_items(self.tuning)) if self.tuning else None
+        unread: Counter[str] = Counter()
+        object.__setattr__(self, "skipped", unread)
+        read = _grouped(_items(self.path, unread))
+        tuning = _grouped(_items(self.tuning, unread)) if self.tuning else None
         object.__setattr__(self, "groups", Divided.of(read, self.share, tuning))
         if tuning is not None:
             check_apart(self.items("tuning"), self.items("evaluation"))
@@ -70,13 +76,25 @@ class JsonlTask:
         return in_turns(self.groups.split(split))[:count]
 
 
-def _items(path: str | Path) -> list[Item]:
-    made = [_item(data, where) for where, data in read_lines("path", Path(path), _FORM)]
+def _items(path: str | Path, unread: Counter[str]) -> list[Item]:
+    read = read_lines("path", Path(path), _FORM)
+    for where, data in read:
+        unread.update(_unread(data, where))
+    made = [_item(data, where) for where, data in read]
     first: dict[str, int] = {}
     for n, item in enumerate(made):
         if first.setdefault(item.id, n) != n:
             raise InputError("path", "ids must tell lines apart: an id comes up twice", item.id)
     return made
+
+
+def _unread(data: dict[str, Any], where: str) -> Iterator[str]:
+    yield from (f"field {name!r}" for name in unread_fields(data, _FIELDS, where))
+    documents = data.get("documents")
+    for n, document in enumerate(documents if isinstance(documents, list) else ()):
+        if isinstance(document, dict):
+            found = unread_fields(document, _OF_A_DOCUMENT, f"{where}: documents[{n}]")
+            yield from (f"field {name!r} of documents" for name in found)
 
 
 def _item(data: dict[str, Any], where: str) -> Item:

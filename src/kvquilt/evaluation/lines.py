@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from kvquilt.document import Document
 from kvquilt.errors import InputError
+
+_NEARLY = 0.75  # of 1; two letters that changed places in a name of four
 
 
 def read_lines(field: str, path: Path, form: str) -> list[tuple[str, dict[str, Any]]]:
@@ -52,6 +56,23 @@ def given_texts(data: dict[str, Any], field: str, where: str) -> tuple[str, ...]
     if not isinstance(given, list) or not given or not all(isinstance(each, str) and each.strip() for each in given):
         raise _broken(f"{where}: {field}", "must be a list of at least one text, none empty", given)
     return tuple(given)
+
+
+def unread_fields(data: dict[str, Any], known: Iterable[str], where: str) -> list[str]:
+    """Fields that nobody reads, in their order. ``meta``, an object, is for those, and none of them.
+
+    Raises:
+        InputError: names line and field: one that is nearly a known one, or a ``meta`` that is no object.
+    """
+    if not isinstance(data.get("meta", {}), dict):
+        raise _broken(f"{where}: meta", "must be an object", data["meta"])
+    by_name = {name.lower(): name for name in known}
+    others = [name for name in data if name not in by_name.values() and name != "meta"]
+    for name in others:
+        if close := difflib.get_close_matches(name.lower(), by_name, n=1, cutoff=_NEARLY):
+            rule = f"unknown field; did you mean {by_name[close[0]]!r}? Fields of your own go into 'meta'"
+            raise InputError(f"{where}: {name.encode(errors='backslashreplace').decode()}", rule)
+    return others
 
 
 def given_text(data: dict[str, Any], field: str, where: str, default: str | None = None) -> str:
