@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvquilt.errors import InputError
+from kvquilt.evaluation.preparing import Preparation
 from kvquilt.evaluation.sounding import Sounder
 from tests.cli.conftest import Run
 from tests.evaluation.test_squad import article
@@ -98,6 +99,30 @@ def test_a_run_that_was_stopped_goes_on_and_is_told_in_tables(
     other = evaluate(run, task, out, "--limit", 2)
     assert other.code == 2
     assert "it differs in items; choose another folder" in other.err
+
+
+@pytest.mark.usefixtures("model")
+@pytest.mark.parametrize(("items", "kept"), [(1, 6), (2, 12)])
+def test_what_is_kept_is_what_is_on_disk_wherever_it_stops(
+    run: Run, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, items: int, kept: int
+) -> None:
+    """Between two items, too: the next one has not been heard of then."""
+    begin, begun = Preparation.of, []
+
+    def of(self: Preparation, given: Any) -> Any:
+        begun.append(given)
+        if len(begun) > items:
+            raise KeyboardInterrupt
+        return begin(self, given)
+
+    monkeypatch.setattr(Preparation, "of", of)
+    stopped = evaluate(run, task, tmp_path / "run")
+    assert f"stopped; {kept} of 18 lines are kept in" in stopped.err
+    with (tmp_path / "run" / "lines.jsonl").open("a") as out:
+        out.write('{"item": "q')  # half a line is none
+    begun.clear()
+    monkeypatch.setattr(Preparation, "of", begin)
+    assert f"{kept + 1} of 18 prompts" in evaluate(run, task, tmp_path / "run").err
 
 
 @pytest.mark.usefixtures("model")

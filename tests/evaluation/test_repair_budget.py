@@ -150,7 +150,7 @@ def test_a_study_that_was_stopped_goes_on(whole: tuple[RepairBudget, Path, dict[
 
     def stop(now: StudyProgress) -> None:
         told.append(now)
-        if now.setting == "context/jsonl/distances" and now.done == 1:
+        if now.setting == "context/jsonl/distances" and not now.begins:
             raise _Stop
 
     with pytest.raises(_Stop):
@@ -160,8 +160,15 @@ def test_a_study_that_was_stopped_goes_on(whole: tuple[RepairBudget, Path, dict[
     assert half["context"][0]["distances"] is None
     again: list[StudyProgress] = []
     study(plan, tmp_path, make_engine()).go(again.append)
-    assert [(now.done, now.total) for now in again if now.setting == "context/jsonl/distances"] == [(0, 0), (2, 2)]
-    assert (again[-1].number, again[-1].settings) == (3, 3)
+    # answers: full, no context and six arms on two items; distances: full and four on two; retrieval: two
+    assert [(now.setting, now.done, now.begins) for now in again] == [
+        ("context/jsonl/answers", 16, True), ("context/jsonl/distances", 16 + 5, True),
+        ("context/jsonl/distances", 16 + 10, False), ("retrieval/jsonl", 26, True),
+        ("retrieval/jsonl", 27, False), ("retrieval/jsonl", 28, False),
+    ]  # fmt: skip
+    assert {(now.total, now.settings) for now in (*told, *again)} == {(28, 3)}
+    assert [now.done for now in told if now.setting == "context/jsonl/answers"] == list(range(17))
+    assert again[-1].number == 3
     full, mine = whole[2], figures(tmp_path)
     assert mine["context"][0]["distances"] == full["context"][0]["distances"]
     assert mine["retrieval"] == full["retrieval"]

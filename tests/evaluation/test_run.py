@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from itertools import pairwise
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,6 @@ def test_a_run_that_was_stopped_gives_what_one_that_was_not_gives(
     assert timeless(found.lines) == timeless(whole[1].lines)
     kept = (lines - 1) // len(ARMS) * len(ARMS)  # an item that was not whole begins anew
     assert [each.done for each in seen] == list(range(kept + 1, len(ARMS) * 3 + 1))
-    assert [each.kept for each in seen] == [n // len(ARMS) * len(ARMS) for n in range(kept, len(ARMS) * 3)]
     for name in ("items.jsonl", "run.json"):
         assert (folder / name).read_bytes() == (whole[0] / name).read_bytes()
 
@@ -240,6 +239,38 @@ def test_a_folder_of_another_configuration_is_refused(
         run(whole[0], config=dataclasses.replace(CONFIG, **change)).go()
 
 
+def of_device(folder: Path, run: str | None, about: str | None) -> None:
+    """What is said of the device in a folder: where nothing was said, an earlier version made it."""
+    path = folder / "run.json"
+    stored = json.loads(path.read_text())
+    for part, device in (("run", run), ("about", about)):
+        stored[part].pop("device", None)
+        stored[part] |= {} if device is None else {"device": device}
+    path.write_text(json.dumps(stored))
+
+
+@pytest.mark.parametrize(("named", "told"), [("cuda", "cuda:0"), ("cuda", None), (None, "cuda:0"), (None, "mps")])
+def test_a_folder_of_another_device_is_refused(
+    whole: tuple[Path, Finished], tmp_path: Path, named: str | None, told: str | None
+) -> None:
+    folder = shutil.copytree(whole[0], tmp_path / "run")
+    of_device(folder, named, told)
+    with pytest.raises(InputError, match="differs in device; choose another folder"):
+        run(folder).go()
+
+
+@pytest.mark.parametrize(("named", "told"), [("cpu", None), (None, "cpu"), (None, None)])
+def test_a_folder_of_this_device_goes_on_also_one_that_an_earlier_version_made(
+    whole: tuple[Path, Finished], tmp_path: Path, caplog: pytest.LogCaptureFixture, named: str | None, told: str | None
+) -> None:
+    folder = shutil.copytree(whole[0], tmp_path / "run")
+    of_device(folder, named, told)
+    lines = (folder / "lines.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "lines.jsonl").write_bytes(b"".join(lines[: len(ARMS)]))
+    assert timeless(run(folder).go().lines) == timeless(whole[1].lines)
+    assert ("does not say on which device" in caplog.text) is (named is None and told is None)
+
+
 def test_a_folder_of_another_engine_or_of_other_items_is_refused(whole: tuple[Path, Finished]) -> None:
     for wrong, names in (
         (run(whole[0], make_engine(shared_prefix=False)), "writer;"),
@@ -263,7 +294,8 @@ def test_a_folder_of_another_engine_or_of_other_items_is_refused(whole: tuple[Pa
         (lambda lines: [lines[0], b"{", *lines[2:]], "line 2 is damaged"),
         (lambda lines: [lines[0], b"[]", *lines[2:]], "line 2 is damaged"),
         (lambda lines: [lines[1], lines[0], *lines[2:]], "not the lines of this run in its order"),
-        (lambda lines: [*lines, lines[-1]], "not the lines of this run in its order"),
+        (lambda lines: [*lines, lines[-1]], "line 25 is damaged: item and method had a line before"),
+        (lambda lines: [*lines, lines[-1].replace(b"item-2", b"item-3")], "not the lines of this run in its order"),
     ],
 )
 def test_damaged_lines_are_not_taken_for_results(
@@ -289,7 +321,7 @@ def test_items_of_another_run_are_not_taken_for_its_own(whole: tuple[Path, Finis
     with pytest.raises(IntegrityError, match=r"run\.json is missing"):
         run(tmp_path).go()
     (tmp_path / "run.json").write_bytes(b"{}")
-    with pytest.raises(IntegrityError, match="not the description of a run"):
+    with pytest.raises(IntegrityError, match=r"run\.json is damaged, or of another version: run"):
         run(tmp_path).go()
 
 
@@ -379,16 +411,13 @@ def test_arms_that_do_not_fit_into_memory_together_answer_as_if_they_did(
             assert mine["fidelity"]["self"]["kl"] == pytest.approx(other["fidelity"]["self"]["kl"], rel=2e-2, abs=1e-5)
 
 
-def test_what_is_left_is_estimated_by_what_was_done(tmp_path: Path) -> None:
+def test_prompts_are_told_as_they_are_read(tmp_path: Path) -> None:
     seen: list[RunProgress] = []
     run(tmp_path, config=dataclasses.replace(CONFIG, methods=("none",)), count=3).go(seen.append)
     assert [each.method for each in seen] == ["full", "no-context", "none"] * 3
     assert {each.total for each in seen} == {9}
-    assert seen[-1].remaining == 0.0
-    assert all(each.remaining > 0 for each in seen[:-1])
-    assert all(a.seconds < b.seconds for a, b in pairwise(seen))
-    for each in seen:
-        assert each.remaining == pytest.approx(each.seconds * (9 - each.done) / each.done)
+    assert [each.done for each in seen] == list(range(1, 10))
+    assert [each.item for each in seen[::3]] == ["item-0", "item-1", "item-2"]
 
 
 def test_what_cannot_be_run_is_refused_before_anything_is_computed(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,13 +19,22 @@ from kvquilt.cli.common import (
     WriterFlag,
     arms_and_writers,
     settings_of,
-    warn,
+)
+from kvquilt.cli.measuring import (
+    NewTokensFlag,
+    OutFlag,
+    SeedFlag,
+    SplitFlag,
+    about,
+    check_free,
+    task_of,
+    tell_skipped,
+    told_by_option,
 )
 from kvquilt.cli.work import check_helper, check_writers, open_engine
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
-    from kvquilt.engine import Engine
     from kvquilt.evaluation.run_config import RunConfig
     from kvquilt.evaluation.task import Task
 
@@ -48,17 +56,15 @@ def evaluate(
             "such as fewer-documents:2.",
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The run's folder; one that was stopped goes on.")],
+    out: OutFlag,
     model: ModelFlag = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Items; by default all of the split.")] = None,
-    split: Annotated[str, typer.Option(metavar="SPLIT", help="tuning or evaluation.")] = "evaluation",
-    seed: Annotated[int, typer.Option(metavar="N", help="Of what is drawn for the items.")] = 0,
+    split: SplitFlag = "evaluation",
+    seed: SeedFlag = 0,
     silent: Annotated[
         str | None, typer.Option(metavar="A,B", help="Of the arms, those that need not answer: fidelity is quicker.")
     ] = None,
-    new_tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Longest answer; by default the task's own limit.")
-    ] = None,
+    new_tokens: NewTokensFlag = None,
     timed: Annotated[
         int,
         typer.Option(min=0, metavar="N", help="Prompts on which first tokens are timed by all arms in turns; 0: none."),
@@ -80,24 +86,35 @@ def evaluate(
     settings, _ = settings_of(
         context, model=model, helper_model=helper_model, tenant=tenant, dtype=dtype, device=device, threads=threads
     )
+    from kvquilt.bench import portable
     from kvquilt.cli.eval_view import go
     from kvquilt.evaluation.run import Run
-    from kvquilt.evaluation.tasks import find_task
 
-    asked = find_task(task)  # whatever is wrong with it is found before a model is loaded
+    asked = task_of(task)  # whatever is wrong with it is found before a model is loaded
     names, writers = arms_and_writers(methods, writer or ())
-    config = _config(asked, names, arms_and_writers(silent or "", ())[0], new_tokens)
-    _check_arms(config, settings, writers)
-    with open_engine(settings, writers, asked.system) as engine:
-        asked = find_task(task, length=_length(engine))
-        for reason, count in asked.skipped.items():
-            if count:
-                warn(f"left out, {reason}: {count}")
-        run = Run(
-            engine, asked.items(split, limit, seed=seed), config, out, settings.tenant,
-            _about(engine, task, asked, split, limit, seed, writers),
-        )  # fmt: skip
-        finished = go(run, json_output, timed)
+    with told_by_option(
+        methods="--methods", silent="--silent", new_tokens="--new-tokens", split="--split", folder="--out"
+    ):
+        config = _config(asked, names, arms_and_writers(silent or "", ())[0], new_tokens)
+        _check_arms(config, settings, writers)
+        asked.items(split, 1, seed=seed)
+        check_free(out)
+        with open_engine(settings, writers, asked.system) as engine:
+            asked = task_of(task, engine)
+            tell_skipped(asked)
+            told = about(
+                engine,
+                writers,
+                task=portable(task),
+                split=split,
+                limit=limit,
+                seed=seed,
+                score=asked.metric.grader,
+                system=asked.system,
+                skipped={reason: count for reason, count in asked.skipped.items() if count},
+            )
+            run = Run(engine, asked.items(split, limit, seed=seed), config, out, settings.tenant, told)
+            finished = go(run, json_output, timed)
     if finished.refused:
         raise typer.Exit(ExitCode.GATE)
 
@@ -122,33 +139,3 @@ def _check_arms(config: RunConfig, settings: Any, writers: Sequence[str]) -> Non
     named = [arm.method.name for arm in find_arms(config.methods)]
     check_helper(named, settings)
     check_writers(named, writers)
-
-
-def _length(engine: Engine) -> Any:
-    from kvquilt.tokens import encoder
-
-    encode = encoder(engine.model.tokenizer).encode
-    return lambda text: len(encode(text))
-
-
-def _about(
-    engine: Engine, written: str, task: Task, split: str, limit: int | None, seed: int, writers: Sequence[str]
-) -> dict[str, Any]:
-    """What a reader of the folder should know; no folder of this machine is in it."""
-    from kvquilt.bench import environment, portable
-
-    model = engine.model
-    return {
-        "task": portable(written),
-        "split": split,
-        "limit": limit,
-        "seed": seed,
-        "score": task.metric.grader,
-        "system": task.system,
-        "skipped": {reason: count for reason, count in task.skipped.items() if count},
-        "model": portable(model.name),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "device": str(model.device),
-        "writers": [portable(each) for each in writers],
-        **environment(),
-    }

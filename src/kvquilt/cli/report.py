@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvquilt.cli.common import Json, echo_json
+from kvquilt.cli.measuring import told_by_option
 from kvquilt.errors import InputError
 
 
@@ -31,10 +32,11 @@ def report(
     the other two hold none of these.
     """
     if out is None and len(folders) > 1:
-        raise InputError("out", "needed for more than one run: --out DIR")
+        raise InputError("--out", "needed for more than one run: --out DIR")
     from kvquilt.evaluation.report.writing import write
 
-    written = write(folders, folders[0] if out is None else out, items)
+    with told_by_option(folder="DIR"):
+        written = write(folders, folders[0] if out is None else out, items)
     if json_output:
         echo_json({"files": [str(path) for path in written]})
     else:

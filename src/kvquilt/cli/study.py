@@ -18,15 +18,25 @@ from kvquilt.cli.common import (
     Tenant,
     Threads,
     WriterFlag,
+    arms_and_writers,
     echo_json,
     echo_table,
-    method_names,
-    progress,
     settings_of,
     warn,
 )
 from kvquilt.cli.lists import names_in, numbers_in
+from kvquilt.cli.measuring import (
+    OutFlag,
+    SeedFlag,
+    SplitFlag,
+    about,
+    check_free,
+    task_of,
+    tell_skipped,
+    told_by_option,
+)
 from kvquilt.cli.study_repair_budget import repair_budget
+from kvquilt.cli.watching import TRYING, watching
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,6 +46,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Why reuse pays, and what it does.")
 
+_OPTIONS = {
+    name: f"--{name.replace('_', '-')}"
+    for name in (
+        "of", "requests", "documents", "exponent", "per_request", "order", "systems", "system_tokens", "stamp_tokens",
+        "stamp_seconds", "question_tokens", "rate", "drift_every", "seed", "capacity", "arms", "bytes_per_token",
+    )
+} | {"mean": "--mean-tokens", "capacities": "--capacity"}  # fmt: skip
 
 app.command("repair-budget")(repair_budget)
 
@@ -95,25 +112,29 @@ def hit_rate(
     from kvquilt.evaluation.hit_rate_model import find_size
     from kvquilt.evaluation.hit_rate_study import HitRateStudy, table
     from kvquilt.evaluation.hit_rate_trace import Traffic
+    from kvquilt.files import writing
 
     settings, _ = settings_of(context, model=model)
-    exponents, collections = numbers_in("exponent", exponent, float), numbers_in("documents", documents, int)
-    counts = numbers_in("per_request", per_request, int)
-    traffic = Traffic(
-        requests, collections[0], exponents[0], counts[0], names_in("order", order)[0], systems, system_tokens,
-        stamp_tokens, stamp_seconds, question_tokens, max(1, mean_tokens * 3 // 8), mean_tokens, mean_tokens * 5 // 2,
-        rate, drift_every, seed,
-    )  # fmt: skip
-    study = HitRateStudy(
-        traffic, find_size(of), exponents, collections, counts, names_in("order", order),
-        tuple(_bytes(each) for each in names_in("capacity", capacity)),
-        ARMS if arms is None else names_in("arms", arms), bytes_per_token,
-    )  # fmt: skip
-    for path in (out, plot):
+    exponents = numbers_in("--exponent", exponent, float)
+    collections, counts = numbers_in("--documents", documents, int), numbers_in("--per-request", per_request, int)
+    orders = names_in("--order", order)
+    with told_by_option(**_OPTIONS):
+        traffic = Traffic(
+            requests, collections[0], exponents[0], counts[0], orders[0], systems, system_tokens,
+            stamp_tokens, stamp_seconds, question_tokens, max(1, mean_tokens * 3 // 8), mean_tokens,
+            mean_tokens * 5 // 2, rate, drift_every, seed,
+        )  # fmt: skip
+        study = HitRateStudy(
+            traffic, find_size(of), exponents, collections, counts, orders,
+            tuple(_bytes(each) for each in names_in("--capacity", capacity)),
+            ARMS if arms is None else names_in("--arms", arms), bytes_per_token,
+        )  # fmt: skip
+    for option, path in (("--json", out), ("--plot", plot)):
         if path is not None and str(path) != "-":
-            check_output(path)
-    with progress("simulating") as advance:
-        result: dict[str, Any] = {**environment(), **study.run(advance)}
+            with told_by_option(**{"--json": option}):
+                check_output(path)
+    with told_by_option(**_OPTIONS), watching("simulating", "traces") as watch:
+        result: dict[str, Any] = {**environment(), **study.run(watch)}
     reader = portable(settings.model)
     if replay:
         again = _replayed(settings, replay, seed)
@@ -121,7 +142,8 @@ def hit_rate(
     if plot is not None:
         from kvquilt.evaluation.hit_rate_plot import plot as draw_plot
 
-        plot.write_bytes(draw_plot(result))
+        with writing(plot):
+            plot.write_bytes(draw_plot(result))
     text = json.dumps(result, indent=1) + "\n"
     if str(out) == "-":
         typer.echo(text, nl=False)
@@ -137,7 +159,8 @@ def hit_rate(
             f"{again.real:.2%} of the tokens were there; {again.evictions} and {again.real_evictions} evictions."
         )
     if out is not None:
-        out.write_text(text, encoding="utf-8")
+        with writing(out):
+            out.write_text(text, encoding="utf-8")
 
 
 def _replayed(settings: Settings, requests: int, seed: int) -> Replayed:
@@ -147,8 +170,8 @@ def _replayed(settings: Settings, requests: int, seed: int) -> Replayed:
     from kvquilt.evaluation.hit_rate_replay import SMALL
     from kvquilt.evaluation.hit_rate_replay import replay as replay_small
 
-    with open_engine(settings) as engine, progress("replaying") as advance:
-        return replay_small(engine, replace(SMALL, requests=requests, seed=seed), progress=advance)
+    with open_engine(settings) as engine, watching("replaying", "prompts") as watch:
+        return replay_small(engine, replace(SMALL, requests=requests, seed=seed), progress=watch)
 
 
 @app.command()
@@ -158,11 +181,11 @@ def attention(
         str, typer.Option(metavar="TASK", help="biography, niah:kind=multikey, squad:PATH, jsonl:PATH, ...")
     ],
     methods: Annotated[str, typer.Option(metavar="A,B", help="Methods; full and none are always among them.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The study's folder; one that was stopped goes on.")],
+    out: OutFlag,
     model: ModelFlag = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Items.")] = 20,
-    split: Annotated[str, typer.Option(metavar="SPLIT", help="tuning or evaluation.")] = "evaluation",
-    seed: Annotated[int, typer.Option(metavar="N", help="Of what is drawn for the items.")] = 0,
+    split: SplitFlag = "evaluation",
+    seed: SeedFlag = 0,
     helper_model: HelperFlag = None,
     writer: WriterFlag = None,
     tenant: Tenant = None,
@@ -180,34 +203,26 @@ def attention(
     settings, _ = settings_of(
         context, model=model, helper_model=helper_model, tenant=tenant, dtype=dtype, device=device, threads=threads
     )
-    from kvquilt.bench import environment, portable
+    from kvquilt.bench import portable
     from kvquilt.cli.work import check_helper, check_writers, open_engine
     from kvquilt.evaluation.attention_run import AttentionRun, find_attention_arms
     from kvquilt.evaluation.attention_summary import summarise_attention
-    from kvquilt.evaluation.tasks import find_task
-    from kvquilt.tokens import encoder
 
-    names = method_names(methods)
-    asked = find_task(task)  # whatever is wrong with it is found before a model is loaded
-    named = [arm.method.name for arm in find_attention_arms(names)]
-    check_helper(named, settings)
-    check_writers(named, writer or ())
-    with open_engine(settings, writer or (), asked.system) as engine:
-        encode = encoder(engine.model.tokenizer).encode
-        asked = find_task(task, length=lambda text: len(encode(text)))
-        about = {
-            "task": portable(task),
-            "split": split,
-            "limit": limit,
-            "seed": seed,
-            "model": portable(engine.model.name),
-            "dtype": str(engine.model.dtype).removeprefix("torch."),
-            "writers": [portable(each) for each in writer or ()],
-            **environment(),
-        }
-        items = asked.items(split, limit, seed=seed)
-        with progress("looking") as advance:
-            AttentionRun(engine, items, names, out, settings.tenant, about).go(advance)
+    names, writers = arms_and_writers(methods, writer or ())
+    asked = task_of(task)  # whatever is wrong with it is found before a model is loaded
+    with told_by_option(methods="--methods", split="--split", folder="--out"):
+        named = [arm.method.name for arm in find_attention_arms(names)]
+        check_helper(named, settings)
+        check_writers(named, writers)
+        asked.items(split, 1, seed=seed)
+        check_free(out)
+        with open_engine(settings, writers, asked.system) as engine:
+            asked = task_of(task, engine)
+            tell_skipped(asked)
+            told = about(engine, writers, task=portable(task), split=split, limit=limit, seed=seed)
+            items = asked.items(split, limit, seed=seed)
+            with watching("looking", "prompts", TRYING) as watch:
+                AttentionRun(engine, items, names, out, settings.tenant, told).go(watch)
     summary = summarise_attention(out)
     _write(summary, out)
     if json_output:
@@ -262,4 +277,4 @@ def _bytes(written: str) -> int:
     try:
         return int(TypeAdapter(ByteSize).validate_python(written))
     except ValidationError:
-        raise InputError("capacity", "must be a number of bytes, such as 30GB or 30GiB", written) from None
+        raise InputError("--capacity", "must be a number of bytes, such as 30GB or 30GiB", written) from None

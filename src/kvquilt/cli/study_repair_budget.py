@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +25,16 @@ from kvquilt.cli.common import (
     warn,
 )
 from kvquilt.cli.lists import names_in, numbers_in
+from kvquilt.cli.measuring import (
+    NewTokensFlag,
+    OutFlag,
+    SeedFlag,
+    about,
+    check_free,
+    task_of,
+    told_by_option,
+)
+from kvquilt.cli.watching import watching
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,17 +42,22 @@ if TYPE_CHECKING:
     from kvquilt.evaluation.repair_budget import StudyProgress
     from kvquilt.evaluation.repair_budget_settings import RepairBudget
 
-_TASKS = ("biography", "api_docs:source=invented")
+_TASKS = ("biography",)
+_OPTIONS = {
+    "parts": "--part", "kinds": "--questions", "structures": "--company", "distractors": "--distractors",
+    "places": "--places", "budget": "--budget", "methods": "--arms", "task": "--task", "split": "--task",
+    "new_tokens": "--new-tokens", "folder": "--out",
+}  # fmt: skip
 
 
 def repair_budget(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The study's folder; one that was stopped goes on.")],
+    out: OutFlag,
     task: Annotated[
         list[str] | None,
         typer.Option(
             metavar="TASK",
-            help="squad:PATH, hotpotqa:PATH, dialogue:PATH, jsonl:PATH, ...; repeatable. By default two made ones.",
+            help="biography, api_docs:source=invented, squad:PATH, jsonl:PATH, ...; repeatable. By default biography.",
         ),
     ] = None,
     part: Annotated[
@@ -53,24 +65,24 @@ def repair_budget(
     ] = "structure,attribution,budget,context,retrieval",
     model: ModelFlag = None,
     budget: Annotated[str, typer.Option(metavar="BUDGET", help="What every repair may spend.")] = "5%",
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Items of each task.")] = 12,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Items of each task.")] = 6,
     tuning_limit: Annotated[
         int, typer.Option(min=1, metavar="N", help="Items of its tuning split, by which a token selector is chosen.")
-    ] = 8,
-    cell_limit: Annotated[int, typer.Option(min=1, metavar="N", help="Items of each cell of structure.")] = 4,
+    ] = 4,
+    cell_limit: Annotated[int, typer.Option(min=1, metavar="N", help="Items of each cell of structure.")] = 2,
     questions: Annotated[
         str, typer.Option(metavar="A,B", help="Of structure: biography, api_docs (an invented library) or both.")
     ] = "biography",
     company: Annotated[
         str, typer.Option(metavar="A,B", help="Of structure: alone, other kind, same kind, near-duplicates.")
     ] = "I0,I1,I2,I3",
-    distractors: Annotated[str, typer.Option(metavar="A,B", help="Of structure: documents of company.")] = "1,3,7",
+    distractors: Annotated[str, typer.Option(metavar="A,B", help="Of structure: documents of company.")] = "1,7",
     places: Annotated[
-        str, typer.Option(metavar="A,B", help="Of structure: where the target stands.")
-    ] = "first,middle,last",
+        str, typer.Option(metavar="A,B", help="Of structure: where the target stands: first, middle, last.")
+    ] = "first,last",
     seeds: Annotated[
         int, typer.Option(min=1, metavar="N", help="Draws of random rows, and of orders of attribution.")
-    ] = 3,
+    ] = 2,
     arms: Annotated[
         str | None, typer.Option(metavar="A,B", help="More arms of the part budget, as in kvquilt eval --methods.")
     ] = None,
@@ -78,10 +90,8 @@ def repair_budget(
         str | None,
         typer.Option(metavar="NAME", help="A dense retriever: wordllama (kvquilt[dense]), an encoder's folder or id."),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of what is drawn for the items.")] = 0,
-    new_tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Longest answer; by default the task's own limit.")
-    ] = None,
+    seed: SeedFlag = 0,
+    new_tokens: NewTokensFlag = None,
     helper_model: HelperFlag = None,
     writer: WriterFlag = None,
     tenant: Tenant = None,
@@ -97,6 +107,9 @@ def repair_budget(
     split. context: the target reused, replaced, computed again, moved. retrieval: who finds it. Every setting is a
     folder that `kvquilt report` reads. In DIR: repair-budget.json and .md, pictures. Ctrl-C loses nothing: the same
     command goes on. Exit code 6: an arm failed a control.
+
+    How long it takes: settings and prompts are counted before the first is read, and from the second on stderr says
+    how long they will take. The defaults read some hundreds of prompts, an impression; a claim needs far more.
     """
     settings, _ = settings_of(
         context, model=model, helper_model=helper_model, tenant=tenant, dtype=dtype, device=device, threads=threads
@@ -104,30 +117,33 @@ def repair_budget(
     from kvquilt.cli.work import check_helper, check_writers, open_engine
     from kvquilt.evaluation.arms import find_arms
     from kvquilt.evaluation.repair_budget_settings import RepairBudget
-    from kvquilt.evaluation.tasks import find_task
 
     more, writers = arms_and_writers(arms or "", writer or ())
-    plan = RepairBudget(
-        tasks=tuple(task or _TASKS),
-        parts=names_in("part", part),
-        kinds=names_in("questions", questions),
-        structures=names_in("company", company),  # type: ignore[arg-type]  # checked there
-        distractors=numbers_in("distractors", distractors, int),
-        places=names_in("places", places),  # type: ignore[arg-type]
-        budget=budget,
-        cell_items=cell_limit,
-        items=limit,
-        tuning_items=tuning_limit,
-        seeds=seeds,
-        more=tuple(more),
-        seed=seed,
-        new_tokens=new_tokens,
-    )
-    named = [arm.method.name for arm in find_arms(plan.more)]
-    check_helper(named, settings)
-    check_writers(named, writers)
-    with open_engine(settings, writers, find_task(plan.tasks[0]).system) as engine:
-        _go(plan, engine, out, settings.tenant, dense, writers)
+    asked = {written: task_of(written) for written in task or _TASKS}
+    system = next(iter(asked.values())).system
+    with told_by_option(**_OPTIONS):
+        plan = RepairBudget(
+            tasks=tuple(task or _TASKS),
+            parts=names_in("--part", part),
+            kinds=names_in("--questions", questions),
+            structures=names_in("--company", company),  # type: ignore[arg-type]  # checked there
+            distractors=numbers_in("--distractors", distractors, int),
+            places=names_in("--places", places),  # type: ignore[arg-type]
+            budget=budget,
+            cell_items=cell_limit,
+            items=limit,
+            tuning_items=tuning_limit,
+            seeds=seeds,
+            more=tuple(more),
+            seed=seed,
+            new_tokens=new_tokens,
+        )
+        named = [arm.method.name for arm in find_arms(plan.more)]
+        check_helper(named, settings)
+        check_writers(named, writers)
+        check_free(out)
+        with open_engine(settings, writers, system) as engine:
+            _go(plan, engine, out, settings.tenant, dense, writers)
     found = _write(out)
     if json_output:
         echo_json(found)
@@ -140,7 +156,7 @@ def repair_budget(
 def _go(
     plan: RepairBudget, engine: Engine, out: Path, tenant: str | None, dense: str | None, writers: list[str]
 ) -> None:
-    from kvquilt.bench import environment, portable
+    from kvquilt.bench import portable
     from kvquilt.dense import find_encoder
     from kvquilt.engine import Engine
     from kvquilt.evaluation.repair_budget import RepairBudgetStudy
@@ -151,20 +167,19 @@ def _go(
             engine.model, engine.store, engine.settings, system=system, helper=reader.helper, writers=reader.trained
         )
 
-    about = {
-        "limit": plan.items,
-        "seed": plan.seed,
-        "model": portable(engine.model.name),
-        "dtype": str(engine.model.dtype).removeprefix("torch."),
-        "device": str(engine.model.device),
-        "writers": [portable(each) for each in writers],
-        **environment(),
-    }
+    told = about(engine, writers, limit=plan.items, seed=plan.seed)
     encoder = None if dense is None else find_encoder(dense)
-    study = RepairBudgetStudy(asking, plan, out, encoder, tenant, about, portable)
+    study = RepairBudgetStudy(asking, plan, out, encoder, tenant, told, portable)
     try:
-        with _watching() as told:
-            study.go(told)
+        with watching("study", "prompts") as watch:
+
+            def each(now: StudyProgress) -> None:
+                if now.begins:
+                    watch.stands(now.done, now.total, f"{now.number} of {now.settings} settings: {now.setting}")
+                else:
+                    watch(now.done, now.total, now.setting)
+
+            study.go(each)
     except KeyboardInterrupt:
         warn(f"stopped; what is finished is kept in {out}. The same command goes on from there.")
         raise
@@ -200,31 +215,3 @@ def _show(found: dict[str, Any], out: Path) -> None:
     for remark in remarks(found):
         typer.echo(remark)
     typer.echo(f"The study is in {out}; `kvquilt report FOLDER` makes a page of a run below it, see docs/studies.md.")
-
-
-@contextmanager
-def _watching() -> Iterator[Callable[[StudyProgress], object]]:
-    """A bar on stderr where it is a terminal, else a line for every setting."""
-    if not sys.stderr.isatty():
-        yield _line
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.fields[at]}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("study", total=None, at="")
-
-        def told(now: StudyProgress) -> None:
-            bar.update(task, completed=now.done, total=now.total or None, at=_at(now))
-
-        yield told
-
-
-def _line(now: StudyProgress) -> None:
-    if now.total == 0:
-        warn(_at(now))
-
-
-def _at(now: StudyProgress) -> str:
-    return f"{now.number} of {now.settings} settings: {now.setting}"

@@ -36,4 +36,5 @@ def check_name(field: str, value: str, valid: Iterable[str]) -> None:
     """
     names = tuple(valid)
     if value not in names:
-        raise InputError(field, f"must be one of {', '.join(names)}{nearest(value, names)}", value)
+        hint = nearest(value, names)  # without a near one it lists them, too
+        raise InputError(field, f"must be one of {', '.join(names)}{hint if 'did you mean' in hint else ''}", value)

@@ -43,7 +43,7 @@ class HitRateStudy:
             if not getattr(self, name):
                 raise InputError(name, "name at least one")
         if self.held < 1 or min(self.capacities) < self.held:
-            raise InputError("capacities", f"a token takes {self.held} bytes", min(self.capacities))
+            raise InputError("capacities", f"must hold a token, which takes {self.held} bytes", min(self.capacities))
 
     @property
     def held(self) -> int:

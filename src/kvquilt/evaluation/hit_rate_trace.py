@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvquilt.errors import InputError
-from kvquilt.evaluation.checks import check_count, check_name, check_share
+from kvquilt.evaluation.checks import check_count, check_name
 
 Numbers = NDArray[np.int64]
 ORDERS = ("shuffled", "stable")
@@ -68,7 +68,8 @@ class Traffic:
         check_count("mean", self.mean, self.shortest)
         check_count("longest", self.longest, self.mean)
         check_name("order", self.order, ORDERS)
-        check_share("exponent", self.exponent / 4)
+        if not 0 <= self.exponent <= 4:
+            raise InputError("exponent", "must be a number from 0 to 4", self.exponent)
         for name in ("stamp_seconds", "rate"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InputError(name, "must be a finite number above 0", getattr(self, name))

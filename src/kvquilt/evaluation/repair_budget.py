@@ -9,7 +9,7 @@ retrieval    who finds that document: question attention over the reused cache, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,8 @@ from kvquilt.dense import Encoder
 from kvquilt.evaluation.item_lines import each_item
 from kvquilt.evaluation.kv_distance import KVDistance
 from kvquilt.evaluation.repair_budget_settings import ARMS, DISTANCES, RepairBudget, Setting, settings
-from kvquilt.evaluation.run import Run, RunProgress
+from kvquilt.evaluation.run import Run
+from kvquilt.evaluation.run_folder import EvaluationFolder
 from kvquilt.evaluation.run_identity import identity
 from kvquilt.evaluation.target_hits import TargetHits
 from kvquilt.evaluation.tasks import find_task
@@ -34,7 +35,8 @@ class StudyProgress:
 
     Attributes:
         setting: the folder that is being filled, `number` of `settings`, from 1.
-        done: of its lines, of `total`.
+        done: prompts that were read for all settings, of `total` at most: arms that fail a control read none.
+        begins: whether nothing was read for the setting in this call yet; `done` is what was there.
     """
 
     setting: str
@@ -42,6 +44,7 @@ class StudyProgress:
     settings: int
     done: int
     total: int
+    begins: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -78,16 +81,12 @@ class RepairBudgetStudy:
         """
         encode = encoder(self._engine(find_task(self.plan.tasks[0]).system).model.tokenizer).encode
         planned = settings(self.plan, lambda text: len(encode(text)))
-        for number, setting in enumerate(planned, start=1):
+        told = _Told(progress, planned)
+        for setting in planned:
+            told.begin(EvaluationFolder(self.folder / setting.folder).count())
+            self._measure(setting, told)
 
-            def at(done: int, total: int, name: str = setting.folder, number: int = number) -> None:
-                if progress is not None:
-                    progress(StudyProgress(name, number, len(planned), done, total))
-
-            at(0, 0)
-            self._measure(setting, at)
-
-    def _measure(self, setting: Setting, at: Callable[[int, int], object]) -> None:
+    def _measure(self, setting: Setting, told: _Told) -> None:
         engine, folder = self._engine(setting.system), self.folder / setting.folder
         of = self.called(setting.of)
         about = {
@@ -99,21 +98,40 @@ class RepairBudgetStudy:
             "study": {"part": setting.part, "of": of, "measures": setting.measures, **setting.about},
         }
         if setting.measures == ARMS:
-
-            def told(run: RunProgress) -> None:
-                at(run.done, run.total)
-
-            Run(engine, setting.items, setting.config, folder, self.tenant, about).go(told)
+            run = Run(engine, setting.items, setting.config, folder, self.tenant, about)
+            run.go(lambda now: told.lines(now.done))
             return
-        run = {**identity(engine, setting.items, setting.config), "measures": setting.measures}
+        of_what = {**identity(engine, setting.items, setting.config), "measures": setting.measures}
         if setting.measures == DISTANCES:
             measure = KVDistance(engine, setting.config.methods, self.tenant).line
         else:
-            run["dense"] = self.dense.name if self.dense is not None else None
+            of_what["dense"] = self.dense.name if self.dense is not None else None
             measure = TargetHits(engine, self.dense, self.tenant).line
-        each_item(folder, run, about, setting.items, measure, at)
+        each_item(folder, of_what, about, setting.items, measure, lambda done, _: told.lines(done))
 
     def _engine(self, system: str) -> Engine:
         if system not in self._engines:
             self._engines[system] = self.engines(system)
         return self._engines[system]
+
+
+@dataclass(eq=False, slots=True)
+class _Told:
+    """Lines of one setting after the other as prompts of them all."""
+
+    tell: Callable[[StudyProgress], object] | None
+    planned: Sequence[Setting]
+    number: int = 0
+
+    def begin(self, there: int) -> None:
+        """The next setting, of which so many lines are there."""
+        self.number += 1
+        self.lines(there, begins=True)
+
+    def lines(self, count: int, begins: bool = False) -> None:
+        """So many are there now."""
+        *before, now = self.planned[: self.number]
+        done = sum(setting.prompts for setting in before) + count * now.prompts_a_line
+        total = sum(setting.prompts for setting in self.planned)
+        if self.tell is not None:
+            self.tell(StudyProgress(now.folder, self.number, len(self.planned), done, total, begins))

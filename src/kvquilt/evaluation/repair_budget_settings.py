@@ -49,17 +49,17 @@ class RepairBudget:
         InputError: nothing to look at, an unknown part, kind, structure, place, task or arm; a number out of range.
     """
 
-    tasks: tuple[str, ...] = ("biography", "api_docs:source=invented")
+    tasks: tuple[str, ...] = ("biography",)
     parts: tuple[str, ...] = PARTS
     kinds: tuple[str, ...] = KINDS[:1]
     structures: tuple[Structure, ...] = STRUCTURES
-    distractors: tuple[int, ...] = (1, 3, 7)
-    places: tuple[Place, ...] = PLACES
+    distractors: tuple[int, ...] = (1, 7)
+    places: tuple[Place, ...] = ("first", "last")
     budget: str = "5%"
-    cell_items: int = 4
-    items: int = 12
-    tuning_items: int = 8
-    seeds: int = 3
+    cell_items: int = 2
+    items: int = 6
+    tuning_items: int = 4
+    seeds: int = 2
     more: tuple[str, ...] = ()
     seed: int = 0
     new_tokens: int | None = None
@@ -101,6 +101,17 @@ class Setting:
     config: RunConfig
     measures: str = ARMS
     about: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def prompts_a_line(self) -> int:
+        """That are read for a line: of an arm, or of an item under all of them and full prefill."""
+        return 1 + len(self.config.methods) if self.measures == DISTANCES else 1
+
+    @property
+    def prompts(self) -> int:
+        """Of all lines, as long as no arm fails a control."""
+        arms = len(find_arms(self.config.methods)) if self.measures == ARMS else self.prompts_a_line
+        return len(self.items) * arms
 
 
 def settings(plan: RepairBudget, length: Callable[[str], int]) -> list[Setting]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from kvquilt.errors import InputError, IntegrityError
@@ -16,7 +16,7 @@ from kvquilt.evaluation.preparing import Preparation
 from kvquilt.evaluation.run_config import RunConfig
 from kvquilt.evaluation.run_controls import failed, tried
 from kvquilt.evaluation.run_folder import EvaluationFolder, Line
-from kvquilt.evaluation.run_forms import check_lines, check_run
+from kvquilt.evaluation.run_forms import check_lines, check_settings
 from kvquilt.evaluation.run_identity import begun, identity, rankings
 from kvquilt.evaluation.sounding import Sounder
 
@@ -30,18 +30,13 @@ class RunProgress:
 
     Attributes:
         done: prompts that were, of `total`, a line for each.
-        kept: lines that are on disk: an item's are written together.
         item, method: which prompt.
-        seconds: since this call began; `remaining` is an estimate, by what prompts took so far.
     """
 
     done: int
     total: int
-    kept: int
     item: str
     method: str
-    seconds: float
-    remaining: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +57,8 @@ class Run:
     """Items under several arms on one engine.
 
     A run that was stopped, by whatever, goes on behind the last whole item in its folder and gives the lines of an
-    uninterrupted one, but for ``seconds``. That holds as far as the engine is the same: model, dtype, threads, writers.
-    Recipes that learn in use go on from what the store holds.
+    uninterrupted one, but for ``seconds``. That holds as far as the engine is the same: model, dtype, device, threads,
+    writers. Recipes that learn in use go on from what the store holds.
 
     Attributes:
         folder: of its files, see `EvaluationFolder`. A folder holds one run.
@@ -97,8 +92,6 @@ class Run:
         others = partners(self.items) if any(arm.deranged for arm in arms) else {}
         files = EvaluationFolder(self.folder)
         with files.held():
-            if (there := files.read_run()) is not None:
-                check_run(files.run, there)
             controls = begun(files, run, self.about, self.items, lambda: tried(self.engine, self.items[0], arms))
             refused = failed(controls)
             files.drop_half_line()
@@ -124,7 +117,13 @@ class Run:
         files.keep(len(lines))
         preparation = Preparation(self.engine, self.tenant, [arm.method for arm in arms])
         sounder = Sounder(self.engine, self.config, self.tenant)
-        clock = _Clock(len(lines), len(plan), progress)
+        read = itertools.count(len(lines) + 1)
+
+        def told(item: str, arm: Arm) -> None:
+            done = next(read)
+            if progress is not None:
+                progress(RunProgress(done, len(plan), item, arm.name))
+
         if first < len(self.items):
             preparation.ahead([document for item in self.items for document in item.documents])
         for item, ranking in zip(self.items[first:], ranked[first:], strict=True):
@@ -132,7 +131,7 @@ class Run:
             if other is not None:
                 preparation.of(other.documents)
             compiled = preparation.of(item.documents)
-            made = sounder.lines(arms, item, ranking, other, partial(clock.tick, item.id, len(lines)))
+            made = sounder.lines(arms, item, ranking, other, partial(told, item.id))
             for arm, line in zip(arms, made, strict=True):
                 if arm.method.reuses:
                     line["seconds"]["compile"] = compiled[arm.method.writer]
@@ -151,30 +150,9 @@ def read_finished(folder: Path) -> Finished:
     files = EvaluationFolder(folder)
     if (stored := files.read_run()) is None:
         raise InputError("folder", "holds no run" if folder.is_dir() else "no such folder", str(folder))
-    if isinstance(stored["run"], Mapping) and "kind" in stored["run"]:
+    if "kind" in stored["run"]:
         raise InputError("folder", f"holds a study of {stored['run']['kind']}, no run of `kvquilt eval`", str(folder))
-    check_run(files.run, stored)
+    check_settings(files.run, stored["run"])
     lines = files.read_lines()
     check_lines(files.lines, lines)
     return Finished(tuple(lines), failed(stored["controls"]))
-
-
-@dataclass(eq=False, slots=True)
-class _Clock:
-    """Tells what is done, and what is left by what was done in this sitting."""
-
-    done: int
-    total: int
-    tell: Callable[[RunProgress], object] | None
-    _began: float = field(default_factory=perf_counter)
-    _first: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._first = self.done
-
-    def tick(self, item: str, kept: int, arm: Arm) -> None:
-        self.done += 1
-        seconds = perf_counter() - self._began
-        remaining = seconds * (self.total - self.done) / (self.done - self._first)
-        if self.tell is not None:
-            self.tell(RunProgress(self.done, self.total, kept, item, arm.name, seconds, remaining))
