@@ -190,11 +190,34 @@ def test_markdown_means_nothing_in_a_line() -> None:
 def test_points_stand_where_their_values_are() -> None:
     low, top = Point("1", "low", 0.0, 0.001, 0.0, 0.01, "method"), Point("2", "top", 1.0, 1.0, 1.0, 1.0, "method")
     drawn = scatter([low, top], "x", "y", logarithmic=True)
-    assert ">1e-3<" in drawn
-    assert ">1e0<" in drawn
+    assert ">0.1<" in drawn
+    assert ">1<" in drawn
     first, second = ((float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', drawn))
     assert first[0] < second[0]
     assert first[1] > second[1]
+    assert "drawn at the bottom: 1<" in drawn
     linear = scatter([Point("1", "one", 0.5, 0.5, 0.25, 0.75, "method")], "x", "y")
     assert 'cx="446.0"' in linear, "the largest stands at the right edge"
     assert ">0.5<" in linear
+
+
+@pytest.mark.parametrize("tiny", [3e-8, 1e-6, 5e-4, 0.0])
+def test_what_is_next_to_nothing_does_not_squeeze_the_rest(tiny: float) -> None:
+    def at(mark: str, y: float) -> Point:
+        return Point(mark, mark, 0.5, y, y / 2, 2 * y, "method")
+
+    some = [at("1", 0.2), at("2", 0.06), at("3", 1.5)]
+    alone, beside = (scatter(each, "x", "KL", logarithmic=True) for each in (some, [*some, at("<4>", tiny)]))
+    heights = [re.findall(r'cy="([\d.]+)"', drawn) for drawn in (alone, beside)]
+    assert heights[1][:3] == heights[0]
+    assert float(heights[1][3]) > max(map(float, heights[0]))
+    assert "below 0.01, drawn at the bottom: &lt;4&gt;</text>" in beside
+    assert "drawn at the bottom" not in alone
+    assert all(f">{mark}<" in alone for mark in ("0.01", "0.02", "0.05", "0.1", "0.5", "1", "2"))
+
+
+def test_equal_and_empty_distances_have_an_axis_too() -> None:
+    for y in (0.0, 0.25):
+        drawn = scatter([Point("1", "one", 0.0, y, y, y, "method")] * 2, "x", "KL", logarithmic=True)
+        assert "nan" not in drawn
+        assert "drawn at the bottom" in drawn or y

@@ -10,8 +10,6 @@ from html import escape
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _EDGE = 460, 300, 56, 44, 14
 _INSIDE = 10  # between an axis and its least value, so that points there do not cover the axis
 
-_LEAST = 1e-4
-
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -33,16 +31,17 @@ class Point:
 
 
 def scatter(points: Sequence[Point], across: str, up: str, logarithmic: bool = False) -> str:
-    """Both axes begin at 0; the upper of a logarithmic figure with the smallest value instead, smaller ones than 1e-4
-    drawn there: what rounding does must not squeeze the rest."""
+    """Both axes begin at 0, the upper of a logarithmic figure at a power of ten.
+
+    That is below a tenth of the middle value: rounding alone, and whatever comes as near to nothing, must not squeeze
+    the rest. What is smaller stands at the bottom, with a mark, and the figure says so.
+    """
     bottom, top = 0.0, 0.0
     if logarithmic:
-        least = max(_LEAST, min((p.y for p in points if p.y > 0), default=_LEAST))
-        decades = math.floor(math.log10(least)), math.ceil(math.log10(max(p.high for p in points) + least))
-        ticks = [(float(n), f"1e{n}") for n in range(decades[0], decades[1] + 1)]
-        bottom, top = map(float, decades)
+        bottom, top, ticks = _decades(points)
     else:
         ticks, top = _ticks(max(p.high for p in points))
+    small = [p for p in points if logarithmic and p.y < 10.0**bottom]
     marks, right = _ticks(max(p.x for p in points))
 
     def x(value: float) -> float:
@@ -69,12 +68,27 @@ def scatter(points: Sequence[Point], across: str, up: str, logarithmic: bool = F
     parts.append(f'<text transform="translate(12 {half}) rotate(-90)" text-anchor="middle">{escape(up)}</text>')
     for p in points:
         at, here = x(p.x), y(p.y)
+        below = f'<path fill="currentColor" d="M{at - 3:.1f} {here + 9:.1f}l3 3l3 -3z"/>' if p in small else ""
         parts.append(
             f'<g class="{escape(p.kind)}"><title>{escape(p.label)}</title>'
-            f'<path d="M{at:.1f} {y(p.low):.1f}V{y(p.high):.1f}"/><circle cx="{at:.1f}" cy="{here:.1f}" r="8"/>'
+            f'<path d="M{at:.1f} {y(p.low):.1f}V{y(p.high):.1f}"/>{below}<circle cx="{at:.1f}" cy="{here:.1f}" r="8"/>'
             f'<text x="{at:.1f}" y="{here + 3.5:.1f}" text-anchor="middle">{escape(p.mark)}</text></g>'
         )
+    if small:
+        marks_of = ", ".join(escape(p.mark) for p in small)
+        said = f"below {10.0**bottom:g}, drawn at the bottom: {marks_of}"
+        parts.append(f'<text x="{_WIDTH - _EDGE}" y="{_EDGE - 3}" text-anchor="end">{said}</text>')
     return "".join(parts) + "</svg>"
+
+
+def _decades(points: Sequence[Point]) -> tuple[float, float, list[tuple[float, str]]]:
+    """The first and the last logarithm of the axis, and what stands at it, also 2 and 5 where that is not much."""
+    values = sorted(p.y for p in points if p.y > 0) or [1.0]
+    bottom = math.floor(math.log10(max(values[0], values[len(values) // 2] / 10)))
+    top = max(math.log10(max(p.high for p in points) or 1.0), bottom + 1.0)
+    steps = (1, 2, 5) if top - bottom <= 3 else (1,)
+    marks = [step * 10.0**n for n in range(bottom, math.floor(top) + 1) for step in steps]
+    return float(bottom), top, [(math.log10(mark), f"{mark:g}") for mark in marks if math.log10(mark) <= top + 1e-9]
 
 
 def _ticks(most: float) -> tuple[list[tuple[float, str]], float]:
