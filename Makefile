@@ -8,16 +8,18 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+OWN := tests/integrations/llama-index-openai.txt
 
 .PHONY: env demo serve-demo test lint types docs docs-check bench clean
 .DEFAULT_GOAL := env
 
 env: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(OWN)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("kvquilt needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps --upgrade --target $(VENV)/llama-index-openai --requirement $(OWN)
 	@touch $@
 
 demo: env
