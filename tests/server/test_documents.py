@@ -185,12 +185,12 @@ def test_a_tenant_keeps_no_more_than_it_may(tmp_path: Path) -> None:
     with serving(Limits(stored=2), tmp_path) as served:
         http = served.http()
         told = http.post("/v1/documents", json={"documents": body(3)})
-        assert (told.status_code, told.json()["error"]["code"]) == (400, "too_many_documents")
+        assert (told.status_code, told.json()["error"]["code"]) == (413, "quota_exceeded")
         assert http.get("/v1/documents").json()["data"] == []
         assert not list(served.service.folder.rglob("*.json"))
         for _ in range(2):  # the second time they are there already
             assert http.post("/v1/documents", json={"documents": body(2)}).status_code == 202
-        assert http.post("/v1/documents", json={"text": "one more"}).status_code == 400
+        assert http.post("/v1/documents", json={"text": "one more"}).status_code == 413
 
 
 def test_a_text_that_cannot_be_read_any_more_is_no_document(served: Served) -> None:

@@ -24,8 +24,10 @@ from kvquilt.cli.work import check_helper, check_writers, quiet_libraries
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
+    from kvquilt.config import Settings
     from kvquilt.server.keyring import Keyring
     from kvquilt.server.service import Service
+    from kvquilt.server.shares import Shares
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -58,6 +60,17 @@ def serve(
     cache_mib: Annotated[
         int, typer.Option(min=1, metavar="MIB", help="Keys and values of all answers in work.")
     ] = 4096,
+    tenant_quota_mib: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="MIB",
+            help="Compiled segments that a tenant may keep, unless `kvquilt keys quota` says otherwise.",
+        ),
+    ] = None,
+    tenant_texts_mib: Annotated[
+        int, typer.Option(min=1, metavar="MIB", help="Uploaded texts that a tenant may keep.")
+    ] = 1024,
     deadline: Annotated[float, typer.Option(min=0.1, metavar="S", help="Longest request, waiting included.")] = 600.0,
     body_mib: Annotated[int, typer.Option(min=1, metavar="MIB", help="Longest body of a request.")] = 16,
     grace: Annotated[float, typer.Option(min=1.0, metavar="S", help="For answers in work when told to stop.")] = 30.0,
@@ -84,7 +97,7 @@ def serve(
     # before a model is loaded for nothing
     limits = Limits(
         streams=streams, queue=queue, cache_bytes=cache_mib << 20, deadline=deadline, body_bytes=body_mib << 20,
-        grace=grace,
+        grace=grace, text_bytes=tenant_texts_mib << 20,
     )  # fmt: skip
     asked = written_method(settings.method, None, settings.budget)
     needs_verdict(asked, settings.policy)
@@ -98,6 +111,7 @@ def serve(
             "others could connect there and nobody would ask who they are; give --api-keys FILE, or a loopback address"
         )
         raise InputError("host", rule, host)
+    shares = _shares(keyring, tenant_quota_mib, settings)
     listener = listening(host, port)
     quiet_libraries()
     from kvquilt.engine import SYSTEM, Engine
@@ -111,7 +125,7 @@ def serve(
         handler = logs.to_stderr(log_level)
         signal.signal(signal.SIGTERM, _end)
         try:
-            service = Service(engine, called, settings.store_dir / "documents", limits, keyring)
+            service = Service(engine, called, settings.store_dir / "documents", limits, keyring, shares)
             if demo:
                 _upload_demo(service)
             warn(f"serving {called} at {url(listener)}/v1, with a page at {url(listener)}/; Ctrl-C stops")
@@ -133,6 +147,22 @@ def _upload_demo(service: Service) -> None:
 def _end(*_: object) -> None:
     """What uvicorn leaves of a SIGTERM once its answers have ended: the store is closed, too."""
     raise SystemExit(ExitCode.OK)
+
+
+def _shares(keyring: Keyring | None, quota_mib: int | None, settings: Settings) -> Shares | None:
+    if quota_mib is None:
+        if keyring is not None and keyring.file.quotas:
+            rule = "the key file has quotas of some tenants; say what the others may keep: --tenant-quota-mib MIB"
+            raise InputError("tenant-quota-mib", rule)
+        return None
+    if keyring is None:
+        raise InputError("tenant-quota-mib", "goes with --api-keys; a tenant alone has all of the store", quota_mib)
+    from kvquilt.server.shares import Shares
+
+    shares = Shares(keyring, quota_mib << 20)
+    if told := shares.check(settings.memory_bytes, settings.disk_bytes):
+        warn(told)
+    return shares
 
 
 def _keyring(path: Path | None) -> Keyring | None:

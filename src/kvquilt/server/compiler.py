@@ -16,6 +16,7 @@ from kvquilt.server.library import Library
 
 log = logging.getLogger(__name__)
 PORTION = 8  # documents at once: short ones share a batch, and who waits for one waits for no more
+_ID_BYTES, _HEADER_BYTES = 4, 2048  # of a stored segment beside its keys and values: a token's, and all others
 SAMPLES = 32  # documents that the gate may draw from
 
 
@@ -61,6 +62,11 @@ class Compiler:
         """`tell`, and wait until it has ended, for so long at most."""
         self.tell()
         self._thread.join(seconds)
+
+    def size(self, document: Document) -> int:
+        """Bytes that the engine's own writer makes of it, as its file has them or a little more."""
+        tokens = len(segment_ids(document, self.engine.model.tokenizer))
+        return tokens * (self.engine.reader.layout().bytes_per_token + _ID_BYTES) + _HEADER_BYTES
 
     def discard(self, document: Document, tenant: str | None) -> None:
         """Remove the segments of a document, as the engine's own and trained writers compile it."""
@@ -110,7 +116,7 @@ class Compiler:
             if found is None or found.digest != entry.digest:
                 self._say([entry], State.FAILED, "its text is gone")  # or replaced, and then queued anew
             else:
-                held.append((entry, found.document))
+                held.append((entry, found.of(tenant)))
         if not held:
             return
         self._say([entry for entry, _ in held], State.COMPILING)
@@ -143,6 +149,8 @@ class Compiler:
 
         documents = [document for _, document in held]
         self.reported(self.engine.compile(documents, tenant, gate=False, progress=progress))
+        for entry, document in held:
+            entry.segment_bytes = self.size(document)
 
     def _measure(self, tenant: str | None) -> None:
         self._measured.add(tenant)
@@ -152,7 +160,7 @@ class Compiler:
         with self.library.changed:
             ids = [entry.id for entry in self.library.shelf(tenant).values() if entry.state is State.READY]
         found = [self.library.texts.read(tenant, id) for id in ids[-SAMPLES:]]
-        documents = [each.document for each in found if each is not None]
+        documents = [each.of(tenant) for each in found if each is not None]
         seconds = self.engine.settings.gate_seconds
         try:
             self.engine.doctor(documents, tenant, seconds=seconds, progress=lambda done, total: self._check())

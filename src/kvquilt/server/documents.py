@@ -9,11 +9,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
+from kvquilt.identity import PUBLIC
 from kvquilt.prompt import check_documents
 from kvquilt.server.body import LINES, checked, media_type, read_json, read_lines
 from kvquilt.server.described import takes
 from kvquilt.server.failures import RefusalError, refusal
-from kvquilt.server.fields import UploadedPart, UploadedParts
+from kvquilt.server.fields import PUBLIC_IDS, UploadedPart, UploadedParts
 from kvquilt.server.record import record_of
 from kvquilt.server.service import Service
 from kvquilt.server.texts import Uploaded
@@ -43,23 +44,27 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/v1/documents")
     async def listed(
-        request: Request, limit: Annotated[int, Query(ge=1, le=1000)] = 100, after: str | None = None
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        after: str | None = None,
+        public: bool = False,
     ) -> dict[str, Any]:
-        shelf = await asyncio.to_thread(library.shelf, record_of(request).tenant)
+        prefix = PUBLIC_IDS if public else ""
+        shelf = await asyncio.to_thread(library.shelf, PUBLIC if public else record_of(request).tenant)
         with library.changed:
             entries = sorted(shelf.values(), key=lambda each: (each.created, each.id))
         if after is not None:
-            entries = list(dropwhile(lambda each: each.id != after, entries))[1:]
+            entries = list(dropwhile(lambda each: prefix + each.id != after, entries))[1:]
         return {
             "object": "list",
-            "data": [each.as_dict() for each in islice(entries, limit)],
+            "data": [{**each.as_dict(), "id": prefix + each.id} for each in islice(entries, limit)],
             "has_more": len(entries) > limit,
         }
 
     @router.get("/v1/documents/{name:path}")
     async def state(request: Request, name: str) -> dict[str, Any]:
         entry = await asyncio.to_thread(library.get, record_of(request).tenant, name)
-        return entry.as_dict()
+        return {**entry.as_dict(), "id": name}
 
     @router.delete("/v1/documents/{name:path}")
     async def remove(request: Request, name: str) -> dict[str, Any]:

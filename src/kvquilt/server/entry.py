@@ -26,6 +26,8 @@ class Entry:
         digest: of what the model reads: another text under this id is another digest.
         progress: documents compiled and in all, of the portion that it is compiled with.
         error: why it failed; ids and numbers.
+        text_bytes: of text and title.
+        segment_bytes: what it takes compiled, as far as it is known.
     """
 
     id: str
@@ -36,11 +38,16 @@ class Entry:
     state: State = State.QUEUED
     progress: tuple[int, int] | None = None
     error: str | None = None
+    text_bytes: int = 0
+    segment_bytes: int = 0
 
     @classmethod
-    def of(cls, uploaded: Uploaded) -> Entry:
-        size = len(uploaded.document.text)
-        return cls(uploaded.id, uploaded.title, uploaded.created, size, uploaded.digest)
+    def of(cls, uploaded: Uploaded, segment_bytes: int = 0) -> Entry:
+        text = uploaded.document.text
+        return cls(
+            uploaded.id, uploaded.title, uploaded.created, len(text), uploaded.digest,
+            text_bytes=len(text.encode()), segment_bytes=segment_bytes,
+        )  # fmt: skip
 
     def same(self, other: Entry) -> bool:
         """Whether both are the same document."""

@@ -7,10 +7,18 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+PUBLIC_IDS = "public/"  # what ids of public documents begin with, and no others
+
 
 def broken(param: str, rule: str) -> PydanticCustomError:
     """A rule over several fields; `param` is the one to name."""
     return PydanticCustomError("rule", "{rule}", {"rule": rule, "param": param})
+
+
+def check_own(id: str | None, param: str) -> None:
+    """Raise where the id of one's own document looks like a public one's."""
+    if id is not None and id.startswith(PUBLIC_IDS):
+        raise broken(param, f"ids that begin with {PUBLIC_IDS} name public documents; choose another")
 
 
 class Strict(BaseModel):
@@ -43,6 +51,8 @@ class DocumentPart(Strict):
             raise broken("document", "needs a text, or the id of one that was uploaded")
         if self.text is None and self.title is not None:
             raise broken("document.title", "goes with a text; an uploaded document has its own")
+        if self.text is not None:
+            check_own(self.id, "document.id")
         return self
 
 
@@ -94,6 +104,11 @@ class UploadedPart(Strict):
     id: str | None = Field(None, min_length=1, max_length=512)
     text: str
     title: str | None = None
+
+    @model_validator(mode="after")
+    def _own(self) -> Self:
+        check_own(self.id, "id")
+        return self
 
 
 class UploadedParts(Strict):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
 
+from kvquilt.identity import PUBLIC
 from kvquilt.prompt import Document
 from kvquilt.server.entry import Entry, State
 from kvquilt.server.failures import RefusalError
+from kvquilt.server.fields import PUBLIC_IDS
+from kvquilt.server.limits import Limits
 from kvquilt.server.texts import Texts, Uploaded
 
 RETRY = 2  # seconds
@@ -22,9 +25,16 @@ RETRY = 2  # seconds
 Shelf = OrderedDict[str, Entry]
 
 
+def whose(tenant: str | None, id: str) -> tuple[str | None, str]:
+    """Whose document this tenant means by an id, and its id there."""
+    return (PUBLIC, id.removeprefix(PUBLIC_IDS)) if id.startswith(PUBLIC_IDS) else (tenant, id)
+
+
 @dataclass(eq=False, slots=True)
 class Library:
     """Thread-safe. Reading and writing texts takes a file system's time: not on the event loop.
+
+    A tenant reads its own documents and public ones, whose ids begin with ``public/``, and writes its own.
 
     Attributes:
         changed: notified of every change; who compiles waits on it. Never held while a file is read or written, but
@@ -32,7 +42,7 @@ class Library:
     """
 
     texts: Texts
-    stored: int
+    limits: Limits
     changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
     _writing: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _shelves: dict[str | None, Shelf] = field(default_factory=dict, repr=False)
@@ -47,20 +57,25 @@ class Library:
                 self.notify()
             return self._shelves[tenant]
 
-    def put(self, tenant: str | None, several: Sequence[Uploaded]) -> list[Entry]:
+    def put(
+        self, tenant: str | None, several: Sequence[Uploaded], sizes: Iterable[int] = (), quota: int | None = None
+    ) -> list[Entry]:
         """Take documents; under an id that is there one replaces the text, and the same text changes nothing.
+
+        Args:
+            sizes: bytes that each takes compiled; `quota`: how many the tenant's may take together.
 
         Raises:
             RefusalError: the tenant would have more than it may; none is taken.
             StoreUnavailableError: a text cannot be kept.
         """
-        shelf, entries = self.shelf(tenant), [Entry.of(each) for each in several]
+        shelf, sizes = self.shelf(tenant), list(sizes) or [0] * len(several)
+        entries = [Entry.of(each, size) for each, size in zip(several, sizes, strict=True)]
         with self._writing:
             with self.changed:
                 known = {each.id: shelf[each.id] for each in entries if each.id in shelf}
-            if len(shelf) + len({each.id for each in entries} - known.keys()) > self.stored:
-                raise RefusalError(400, "too_many_documents", f"more than {self.stored} documents would be stored")
-            new = [not (each.id in known and known[each.id].same(each)) for each in entries]
+                new = [not (each.id in known and known[each.id].same(each)) for each in entries]
+                self._check_room(shelf, list(compress(entries, new)), quota)
             for uploaded in compress(several, new):
                 self.texts.write(tenant, uploaded)
             with self.changed:
@@ -76,7 +91,8 @@ class Library:
         Raises:
             RefusalError: 404, there is none of that id.
         """
-        found = self.shelf(tenant).get(id)
+        owner, name = whose(tenant, id)
+        found = self.shelf(owner).get(name)
         if found is None:
             raise _unknown(id)
         return found
@@ -88,17 +104,21 @@ class Library:
             RefusalError: 404, there is none of that id, or its file is gone or damaged.
         """
         self.get(tenant, id)
-        found = self.texts.read(tenant, id)
+        owner, name = whose(tenant, id)
+        found = self.texts.read(owner, name)
         if found is None:
             raise _unknown(id)
-        return found.document
+        return replace(found.of(owner), id=id)
 
     def remove(self, tenant: str | None, id: str) -> Uploaded | None:
         """Forget a document; returns it as far as its file could be read.
 
         Raises:
-            RefusalError: 404, there is none of that id.
+            RefusalError: 404, there is none of that id; 403, it is public, and a publisher's key removes it.
         """
+        owner, id = whose(tenant, id)
+        if owner != tenant:
+            raise RefusalError(403, "public_document", "public documents are changed with a publisher's key", "id")
         with self._writing:
             self.get(tenant, id)
             found = self.texts.read(tenant, id)
@@ -120,7 +140,9 @@ class Library:
             RefusalError: 404 for an unknown one, 409 for one that failed, or is not ready and `wait` is False.
         """
         loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self.shelf, tenant)
+        meant = [whose(tenant, id) for id in ids]
+        for owner in {owner for owner, _ in meant}:
+            await asyncio.to_thread(self.shelf, owner)
         while True:
             turn = asyncio.Event()
             with self.changed:
@@ -134,8 +156,9 @@ class Library:
                 if not wait:
                     rule = f"{pending[0].id!r} is {pending[0].state}; ask again, or wait with kvquilt.wait"
                     raise RefusalError(409, "document_not_ready", rule, retry_after=RETRY)
-                for entry in pending:  # somebody waits for these
-                    self._shelves[tenant].move_to_end(entry.id, last=False)
+                for (owner, name), entry in zip(meant, entries, strict=True):
+                    if entry.state is not State.READY:  # somebody waits for it
+                        self._shelves[owner].move_to_end(name, last=False)
                 self._waiters.append(partial(loop.call_soon_threadsafe, turn.set))
             await turn.wait()
 
@@ -145,6 +168,18 @@ class Library:
             found = Counter(entry.state for shelf in self._shelves.values() for entry in shelf.values())
         return {state.value: found[state] for state in State}
 
+    def _check_room(self, shelf: Shelf, new: Sequence[Entry], quota: int | None) -> None:
+        """Raise `RefusalError` where with these the tenant would have more than it may, unless they are less."""
+        old = [shelf[each.id] for each in new if each.id in shelf]
+        for what, have, more, most in (
+            ("documents", len(shelf), len(new) - len(old), self.limits.stored),
+            ("bytes of texts", *_summed("text_bytes", shelf, new, old), self.limits.text_bytes),
+            ("bytes of compiled segments", *_summed("segment_bytes", shelf, new, old), quota),
+        ):
+            if most is not None and more > 0 and have + more > most:
+                rule = f"these would make {have + more} {what} of yours, and you may keep {most}; delete some"
+                raise RefusalError(413, "quota_exceeded", rule)
+
     def notify(self) -> None:
         """Wake all who wait for a change; with `changed` held."""
         self.changed.notify_all()
@@ -152,6 +187,12 @@ class Library:
         for wake in waiters:
             with suppress(RuntimeError):  # its loop is closed: the process ends
                 wake()
+
+
+def _summed(name: str, shelf: Shelf, new: Sequence[Entry], old: Sequence[Entry]) -> tuple[int, int]:
+    """A number of all entries on the shelf, and how much it grows with `new` in place of `old`."""
+    have, more, less = (sum(getattr(each, name) for each in some) for some in (shelf.values(), new, old))
+    return have, more - less
 
 
 def _unknown(id: str) -> RefusalError:

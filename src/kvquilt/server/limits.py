@@ -17,7 +17,7 @@ class Limits:
         cache_bytes: keys and values of all requests that are being answered, room for their answers included.
         deadline: seconds from a request's arrival to its last token.
         body_bytes: of one request; an upload of many documents, a line each, may be longer as a whole.
-        documents: in one prompt; `stored` by one tenant.
+        documents: in one prompt; `stored` by one tenant, whose texts may have `text_bytes`.
         depth: nested lists and objects in a body; `values` in it, of all levels.
         grace: seconds that running answers get when the server is told to stop.
 
@@ -32,6 +32,7 @@ class Limits:
     body_bytes: int = 16 << 20
     documents: int = 256
     stored: int = 20_000
+    text_bytes: int = 1 << 30
     depth: int = 32
     values: int = 100_000
     grace: float = 30.0

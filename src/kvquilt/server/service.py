@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvquilt.answer import Answer, Stream
 from kvquilt.engine import Engine
-from kvquilt.prompt import Prompt
+from kvquilt.identity import PUBLIC
+from kvquilt.prompt import Document, Prompt
 from kvquilt.server.answering import Answering
 from kvquilt.server.asked import ChatAsked, TextAsked, TokenizeAsked
 from kvquilt.server.compiler import Compiler
@@ -24,6 +25,7 @@ from kvquilt.server.messages import make_prompt, named_in, parts_in
 from kvquilt.server.metrics import Metrics, Standing
 from kvquilt.server.record import Record
 from kvquilt.server.scheduler import Scheduler, Ticket
+from kvquilt.server.shares import Shares
 from kvquilt.server.tally import Tally
 from kvquilt.server.texts import Texts, Uploaded
 from kvquilt.writers.loaded import soft_rows
@@ -37,6 +39,7 @@ class Service:
         name: what clients call the model.
         folder: where uploaded texts are kept.
         keyring: whose keys are taken; None for one nameless tenant.
+        shares: what tenants may keep of the store; None for all that is there.
     """
 
     engine: Engine
@@ -44,6 +47,7 @@ class Service:
     folder: Path
     limits: Limits = field(default_factory=Limits)
     keyring: Keyring | None = None
+    shares: Shares | None = None
     scheduler: Scheduler = field(init=False)
     library: Library = field(init=False)
     compiler: Compiler = field(init=False)
@@ -55,7 +59,9 @@ class Service:
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.limits)
-        self.library = Library(Texts(self.folder), self.limits.stored)
+        self.library = Library(Texts(self.folder), self.limits)
+        if self.shares is not None:
+            self.engine.store.quote(self.shares)
         self.metrics = Metrics(self.name)
         gate = self.engine.settings.method == "auto"
         self.compiler = Compiler(self.engine, self.library, gate, self.metrics.compiled)
@@ -68,7 +74,7 @@ class Service:
 
     def start(self) -> None:
         """Begin to compile what was uploaded earlier and is not stored."""
-        self.compiler.start(self.tenants)
+        self.compiler.start([*dict.fromkeys((*self.tenants, PUBLIC))])
         self.running = True
 
     def stopping(self) -> None:
@@ -132,10 +138,14 @@ class Service:
             RefusalError, StoreUnavailableError: see `Library.put`.
         """
         before = [self.library.texts.read(tenant, each.id) for each in several]
-        entries = self.library.put(tenant, several)
+        if self.shares is None:
+            entries = self.library.put(tenant, several)
+        else:
+            sizes = [self.compiler.size(each.of(tenant)) for each in several]
+            entries = self.library.put(tenant, several, sizes, self.shares.of(tenant))
         for old in before:
             if old is not None and not self.library.stands(tenant, old.digest):
-                self.compiler.discard(old.document, tenant)
+                self.compiler.discard(old.of(tenant), tenant)
         return entries
 
     def forget(self, tenant: str | None, name: str) -> None:
@@ -146,7 +156,7 @@ class Service:
         """
         gone = self.library.remove(tenant, name)
         if gone is not None and not self.library.stands(tenant, gone.digest):
-            self.compiler.discard(gone.document, tenant)
+            self.compiler.discard(gone.of(tenant), tenant)
 
     async def prompt(
         self, asked: ChatAsked | TextAsked | TokenizeAsked, tenant: str | None
@@ -155,7 +165,12 @@ class Service:
         tokenizer = self.engine.model.tokenizer
 
         def make() -> tuple[Prompt, tuple[int, ...]]:
-            prompt = make_prompt(asked, tokenizer, lambda name: self.library.document(tenant, name))
+            made = make_prompt(asked, tokenizer, lambda name: self.library.document(tenant, name))
+            # nothing of a text is remembered, nor found, but for whose it is
+            owned = [
+                replace(p, tenant=tenant) if isinstance(p, Document) and p.tenant is None else p for p in made.parts
+            ]
+            prompt = Prompt(owned)
             return prompt, prompt.ids(tokenizer)
 
         return await asyncio.get_running_loop().run_in_executor(self._reading, make)

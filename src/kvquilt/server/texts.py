@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from blake3 import blake3
@@ -41,6 +41,10 @@ class Uploaded:
     @property
     def document(self) -> Document:
         return made_document(self.id, self.text, self.title)
+
+    def of(self, tenant: str | None) -> Document:
+        """The same as a document of this tenant, which nobody else's prompt may hold."""
+        return replace(self.document, tenant=tenant)
 
     @property
     def digest(self) -> str:
