@@ -105,8 +105,10 @@ class Tab:
         self.send("Input.dispatchKeyEvent", type="keyUp", **what)
 
     def picture(self, path: Path) -> None:
-        """The whole page, as a PNG."""
-        taken = self.send("Page.captureScreenshot", captureBeyondViewport=True)
+        """The whole page, in the format that the name ends with: png, webp or jpeg."""
+        kind = path.suffix.removeprefix(".")
+        quality = {} if kind == "png" else {"quality": 85}
+        taken = self.send("Page.captureScreenshot", format=kind, captureBeyondViewport=True, **quality)
         path.write_bytes(base64.b64decode(taken["data"]))
 
     def of(self, method: str) -> list[dict[str, Any]]:

@@ -15,6 +15,8 @@ from tests.server.running import until
 
 DONE = "document.getElementById('turns').ariaBusy === 'false' && document.querySelectorAll('.turn').length === {turns}"
 
+BEGUN = "['lock', 'talk'].some(id => !document.getElementById(id).hidden)"
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -28,9 +30,14 @@ class Page:
     def until(self, condition: str, seconds: float = 30.0) -> None:
         """Wait for a condition of the page, or fail with it."""
         try:
-            until(lambda: bool(self.js(condition)), seconds)
+            until(lambda: bool(self.js(f"!!({condition})")), seconds)
         except AssertionError:
             raise AssertionError(f"it never held: {condition}\n{self.js('document.body.innerText')}") from None
+
+    def reload(self) -> None:
+        """As the browser does it; returns when the new page has begun."""
+        self.js("{ window.old = true; location.reload(); }")
+        self.until(f"!window.old && document.readyState === 'complete' && {BEGUN}")
 
     def fill(self, id: str, value: str) -> None:
         """As typed: the field has the focus, and what was in it goes."""
@@ -70,14 +77,22 @@ class Page:
             at = f"[...document.querySelectorAll('#library li')].find(li => li.innerText.includes({json.dumps(id)}))"
             self.until(f"{at}?.querySelector('.state').innerText.startsWith('ready')")
 
-    def ask(self, question: str, method: str = "none", compare: bool = False, length: int = 6, turns: int = 1) -> None:
+    def ask(
+        self,
+        question: str,
+        method: str = "none",
+        compare: bool = False,
+        length: int = 6,
+        turns: int = 1,
+        seconds: float = 30.0,
+    ) -> None:
         """Ask, and wait for all of the answer and what it is told of."""
         self.choose("method", method)
         self.js(f"document.getElementById('compare').checked = {str(compare).lower()}")
         self.fill("length", str(length))
         self.fill("question", question)
         self.click("#go")
-        self.until(DONE.format(turns=turns))
+        self.until(DONE.format(turns=turns), seconds)
         self.until(
             "[...document.querySelectorAll('.turn:last-child .side')].every(side => side.querySelector('figure'))"
         )
@@ -97,5 +112,5 @@ def opened(browser: Browser, url: str, width: int = 1280) -> Iterator[Page]:
         tab.size(width, 900)
         tab.open(f"{url}/", offline=False)
         page = Page(tab)
-        page.until("['lock', 'talk'].some(id => !document.getElementById(id).hidden)")
+        page.until(BEGUN)
         yield page

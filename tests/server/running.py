@@ -56,20 +56,27 @@ def serving(
     """Everything is closed at the end, in the order of a process that is told to stop."""
     with TemporaryDirectory() as made, make_engine(directory=directory, trained=trained, conversations=0) as engine:
         service = Service(engine, MODEL, (directory or Path(made)) / "documents", limits or Limits(), **options)
-        listener = listening("127.0.0.1", 0)
-        server = make_server(service)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        served = Served(engine, service, url(listener))
-        try:
-            until(lambda: server.started)
+        with over(service) as served:
             yield served
-        finally:
-            for client in served._clients:
-                client.close()
-            server.should_exit = True
-            thread.join(30)
-            assert not thread.is_alive()
+
+
+@contextmanager
+def over(service: Service) -> Iterator[Served]:
+    """A server over this service, whose engine stays open."""
+    listener = listening("127.0.0.1", 0)
+    server = make_server(service)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    served = Served(service.engine, service, url(listener))
+    try:
+        until(lambda: server.started)
+        yield served
+    finally:
+        for client in served._clients:
+            client.close()
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:

@@ -10,6 +10,11 @@ export class RefusedError extends Error {
     this.status = status;
     this.code = code;
   }
+
+  /** Whether another key is needed. */
+  get isLocked() {
+    return this.status === 401 || this.code === "wrong_key";
+  }
 }
 
 export const hasKey = () => kept.key !== "";
@@ -23,7 +28,7 @@ export function setKey(key) {
   else sessionStorage.removeItem(PLACE);
 }
 
-/** Call `locked` whenever a key is missing or no longer taken. */
+/** Call `locked` with the refusal whenever a key is missing, wrong, or no longer taken. */
 export function onLocked(locked) {
   kept.locked = locked;
 }
@@ -42,7 +47,7 @@ export async function send(path, { method = "GET", body, signal } = {}) {
   }
   if (response.ok) return response;
   const refused = await inWords(response);
-  if (response.status === 401) kept.locked(refused);
+  if (refused.isLocked) kept.locked(refused);
   throw refused;
 }
 

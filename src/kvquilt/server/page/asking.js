@@ -123,13 +123,13 @@ class Side {
   constructor(method, name) {
     this.method = method;
     this.said = make("p", { className: "answer" });
-    this.status = make("p", { className: "note" }, "waiting");
+    this.status = make("p", { className: "note" }, "not begun");
     this.element = make("section", { className: "side", "aria-label": `Answer by ${name}` },
       make("h4", {}, name), this.said, this.status);
   }
 
   async run(body, signal) {
-    this.status.textContent = "reading the prompt";
+    this.status.textContent = "waiting for the first token";
     try {
       this.found = await answer({ ...body, kvquilt: { method: this.method } }, signal, (piece) => {
         this.text += piece;
@@ -146,7 +146,7 @@ class Side {
   /** What it reused and how long it took, once it has ended. */
   account(known, beside, named) {
     if (!this.found) {
-      if (this.status.textContent === "waiting") this.status.textContent = "Not asked.";
+      if (this.status.textContent === "not begun") this.status.textContent = "Not asked.";
       return;
     }
     const { account } = this.found;
@@ -158,7 +158,11 @@ class Side {
   }
 
   mark(words) {
-    this.said.replaceChildren(...words.map(([word, same]) => (same ? word : make("mark", {}, word))));
+    const parts = words.flatMap(([word, same]) => {
+      const text = word.trimStart(), gap = word.slice(0, word.length - text.length);
+      return [gap, same ? text : make("mark", {}, text)];
+    });
+    this.said.replaceChildren(...parts);
   }
 }
 

@@ -9,6 +9,9 @@ const SOON = 500, LATER = 4000; // milliseconds to the next look: while somethin
 const FEW = 12; // documents that are there already and so few are in the prompt from the start
 const PAGE = 1000;
 
+/** For all tenants, and nobody's here to delete. */
+const isPublic = (id) => id.startsWith("public/");
+
 export class Library {
   #rows = new Map();
   #entries = new Map();
@@ -31,7 +34,8 @@ export class Library {
 
   async begin() {
     await this.look();
-    if (this.#entries.size <= FEW) for (const id of this.#entries.keys()) this.chosen.add(id);
+    if (this.#entries.size > FEW) return;
+    for (const { id, state } of this.#entries.values()) if (state !== "failed" && !isPublic(id)) this.chosen.add(id);
   }
 
   /** Forget what is shown: another key sees other documents. */
@@ -47,29 +51,19 @@ export class Library {
     const mine = ++this.#looks;
     let pause = 0;
     try {
-      const entries = await this.#all();
+      const entries = [...await all(""), ...await all("&public=true")];
       if (mine !== this.#looks) return; // asked again meanwhile: this may be older than what is shown
       const there = new Set(entries.map((entry) => entry.id));
       for (const id of [...this.#entries.keys()]) if (!there.has(id)) this.#forget(id);
       for (const entry of entries) this.#show(entry);
-      if (entries.some((entry) => entry.state === "queued" || entry.state === "compiling")) pause = SOON;
+      if (entries.some((entry) => entry.state === "queued" || entry.state === "compiling"))
+        pause = Math.max(SOON, entries.length); // a long list is not asked for all the time
     } catch (error) {
-      if (mine !== this.#looks || error.status === 401) return;
+      if (mine !== this.#looks || error.isLocked) return;
       this.#say(error.message, true);
       pause = LATER;
     }
     if (pause) this.#timer = setTimeout(() => this.look(), pause);
-  }
-
-  async #all() {
-    const entries = [];
-    for (let more = true, after = ""; more; ) {
-      const found = await json(`/v1/documents?limit=${PAGE}${after}`);
-      entries.push(...found.data);
-      more = found.has_more;
-      if (more) after = `&after=${encodeURIComponent(entries.at(-1).id)}`;
-    }
-    return entries;
   }
 
   #taken(entry) {
@@ -84,6 +78,7 @@ export class Library {
     if (!this.#rows.has(entry.id)) this.#rows.set(entry.id, this.#row(entry));
     this.#fill(this.#rows.get(entry.id), entry);
     if (before?.title !== entry.title) this.chosen.draw();
+    if (entry.state === "failed") this.chosen.remove(entry.id); // no prompt can have it
     if (before && before.state !== entry.state && (entry.state === "ready" || entry.state === "failed")) {
       this.#say(`${entry.id}: ${entry.state}${entry.error ? `, ${entry.error}` : ""}`, entry.state === "failed");
       this.#changed();
@@ -95,7 +90,7 @@ export class Library {
     const tick = make("input", { type: "checkbox", onchange: ticked });
     const name = make("span", { className: "name" }), state = make("span", { className: "state" });
     const progress = make("progress", { hidden: true, "aria-label": `Compiling ${id}` });
-    const remove = make("button", { type: "button", className: "small" });
+    const remove = make("button", { type: "button", className: "small", hidden: isPublic(id) });
     const calm = () => {
       remove.dataset.sure = "";
       remove.textContent = "Delete";
@@ -116,6 +111,7 @@ export class Library {
 
   #fill(row, entry) {
     row.name.textContent = this.named(entry.id);
+    row.tick.disabled = entry.state === "failed";
     const told = `${entry.state}${entry.error ? `: ${entry.error}` : ""}, ${several(entry.characters, "character")}`;
     if (row.state.textContent !== told) row.state.textContent = told;
     row.state.className = `state ${entry.state}`;
@@ -132,7 +128,7 @@ export class Library {
       return this.#say(`${id}: ${error.message}`, true);
     }
     const item = this.#rows.get(id).item, next = item.nextElementSibling ?? item.previousElementSibling;
-    (next?.querySelector("button") ?? at("files")).focus();
+    (next?.querySelector("button:not([hidden])") ?? at("files")).focus();
     this.#forget(id);
     this.#say(`${id}: deleted`);
     this.look();
@@ -151,8 +147,19 @@ export class Library {
   }
 
   #say(text, bad = false) {
-    const said = at("documents-said");
-    said.textContent = text;
-    said.classList.toggle("error", bad);
+    // what went well must not hide what did not
+    at(bad ? "documents-trouble" : "documents-said").textContent = text;
   }
+}
+
+/** All documents that are listed with these parameters. */
+async function all(which) {
+  const entries = [];
+  for (let more = true, after = ""; more; ) {
+    const found = await json(`/v1/documents?limit=${PAGE}${which}${after}`);
+    entries.push(...found.data);
+    more = found.has_more;
+    if (more) after = `&after=${encodeURIComponent(entries.at(-1).id)}`;
+  }
+  return entries;
 }

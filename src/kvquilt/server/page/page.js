@@ -17,7 +17,7 @@ async function look() {
     tell("");
     return true;
   } catch (error) {
-    if (error.status !== 401) tell(error.message);
+    if (!error.isLocked) tell(error.message);
     return false;
   }
 }
@@ -27,8 +27,8 @@ function tell(trouble) {
   at("trouble").hidden = !trouble;
 }
 
-function locked() {
-  tell(hasKey() ? "The server does not take this key." : "");
+function locked(refused) {
+  tell(!hasKey() ? "" : refused.status === 401 ? "The server does not take this key." : refused.message);
   setKey("");
   if (!at("lock").hidden) return;
   for (const id of SHOWN) at(id).hidden = true;
@@ -63,7 +63,7 @@ at("unlock").addEventListener("submit", async (event) => {
 });
 at("forget").addEventListener("click", () => {
   setKey("");
-  locked();
+  locked(null);
 });
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden && at("lock").hidden) library.look();

@@ -13,7 +13,8 @@ export function times({ account, first }, known, beside) {
   if (value !== null) bars.push(bar(beside ? "full prefill" : "full prefill, estimated", value, widest));
   const clocks = `First token after ${seconds(own)} by the server's clock`
     + (first === null ? "." : `, ${seconds(first)} by the browser's, waiting and transport included.`);
-  const work = account.flops_full ? ` Estimated work: ${percent(account.flops / account.flops_full)} of a full prefill's.` : "";
+  const share = account.flops_full ? percent(account.flops / account.flops_full) : "";
+  const work = share ? ` Estimated work: ${share} of a full prefill's.` : "";
   return [
     make("div", { className: "bars", "aria-hidden": "true" }, ...bars),
     make("p", { className: "times" }, clocks + (value === null ? "" : ratio(value, own))),

@@ -20,6 +20,7 @@ export function wireUploads(taken, said) {
   paste.addEventListener("submit", async (event) => {
     event.preventDefault();
     const [id, title, text] = ["paste-id", "paste-title", "paste-text"].map((name) => at(name).value);
+    said("", true);
     const sent = { text, ...(id && { id }), ...(title && { title }) };
     if (await one(id || "the text", sent, taken, said)) paste.reset();
   });
@@ -28,6 +29,7 @@ export function wireUploads(taken, said) {
 /** One after the other; those that are refused are told together. */
 async function several(files, taken, said) {
   const refused = [];
+  said("", true);
   for (const [n, file] of files.entries()) {
     said(`Uploading ${n + 1} of ${files.length}: ${file.name}`);
     const say = (told) => refused.push(told);
@@ -38,7 +40,8 @@ async function several(files, taken, said) {
       else await one(file.name, { id: file.name, text }, taken, say);
     }
   }
-  said(refused.join(" "), refused.length > 0);
+  said("");
+  said(refused.join(" "), true);
 }
 
 async function one(name, sent, taken, said) {
