@@ -193,8 +193,7 @@ class Engine:
         namespace(tenant)  # refuses one that cannot be a name, before anything is computed
         documents = check_documents(documents)
         check_owners(documents, tenant)
-        reader, method = self.reader, method or self._measured.tuned_method(tenant) or ""
-        recipe = find_method(method).writer if method else next(iter(reader.trained), "")
+        reader, recipe = self.reader, find_method(method).writer if method else self.compiled_by(tenant)
         report = compile_documents(reader, documents, tenant, progress, recipe)
         if not gate:
             return report
@@ -202,6 +201,11 @@ class Engine:
         if report.compiled or verdict is None or any(verdict.verdict(name) is None for name in reader.auto_order):
             verdict = self.doctor(documents, tenant, seconds=self.settings.gate_seconds)
         return replace(report, gate=verdict)
+
+    def compiled_by(self, tenant: str | None = None) -> str:
+        """The recipe of `compile` where no method is named; "" for the engine's own writer."""
+        tuned = self._measured.tuned_method(tenant)
+        return find_method(tuned).writer if tuned else next(iter(self.reader.trained), "")
 
     def ask(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from typing import Any
 
@@ -160,3 +161,85 @@ def test_one_that_is_called_and_cancelled_in_the_same_moment_gives_back() -> Non
         scheduler.check_integrity()
 
     run(work())
+
+
+def test_what_only_reading_takes_is_given_back_when_the_prompt_is_read() -> None:
+    async def work() -> None:
+        scheduler, order = Scheduler(Limits(cache_bytes=10)), list[str]()
+        first = scheduler.enter("a")
+        await first.admitted(4, 5)
+        second, _ = lined_up(scheduler, order, "b", 5)
+        await settle()
+        assert (order, scheduler.bytes) == ([], 9)
+        first.begun()
+        await settle()
+        assert (order, scheduler.bytes) == (["b"], 9)
+        first.begun()  # once and for all
+        assert scheduler.bytes == 9
+        first.leave()
+        second.leave()
+        with pytest.raises(RefusalError, match="need 6 bytes of cache, and 5 while it is read"):
+            await scheduler.enter("a").admitted(6, 5)
+        assert scheduler.bytes == 0
+
+    run(work())
+
+
+def test_one_that_fails_while_it_is_read_gives_all_back() -> None:
+    async def work() -> None:
+        scheduler = Scheduler(Limits(cache_bytes=10))
+        ticket = scheduler.enter("a")
+        await ticket.admitted(4, 5)
+        ticket.leave()
+        assert scheduler.bytes == 0
+        scheduler.check_integrity()
+
+    run(work())
+
+
+def test_who_compiles_has_room_before_those_who_come_and_after_those_who_are_there() -> None:
+    async def work() -> None:
+        scheduler, order = Scheduler(Limits(cache_bytes=10)), list[str]()
+        entered, done = threading.Event(), threading.Event()
+
+        def compile() -> None:
+            with scheduler.beside(6, lambda: False) as given:
+                assert given
+                entered.set()
+                assert done.wait(10)
+
+        first, _ = lined_up(scheduler, order, "a", 6)
+        await settle()
+        first.begun()
+        thread = threading.Thread(target=compile)
+        thread.start()
+        while not scheduler._wanted:
+            await asyncio.sleep(0.01)
+        second, _ = lined_up(scheduler, order, "b", 1)  # would fit beside the first, and pass who waits
+        await settle()
+        assert (order, entered.is_set()) == (["a"], False)
+        first.leave()
+        await asyncio.to_thread(entered.wait, 10)
+        await settle()
+        assert (order, scheduler.bytes) == (["a", "b"], 7)
+        second.begun()
+        third, _ = lined_up(scheduler, order, "c", 4)
+        await settle()
+        assert order == ["a", "b"]
+        done.set()
+        thread.join(10)
+        await settle()
+        assert (order, scheduler.bytes) == (["a", "b", "c"], 5)
+        for ticket in (second, third):
+            ticket.leave()
+        scheduler.check_integrity()
+
+    run(work())
+
+
+def test_who_no_longer_wants_to_compile_has_no_room_and_leaves_none_taken() -> None:
+    scheduler = Scheduler(Limits(cache_bytes=10))
+    with scheduler.beside(10, lambda: False) as given, scheduler.beside(1, lambda: True) as late:
+        assert (given, late, scheduler.bytes) == (True, False, 10)
+    assert (scheduler.bytes, scheduler._wanted) == (0, 0)
+    scheduler.check_integrity()

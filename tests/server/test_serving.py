@@ -14,11 +14,12 @@ import openai
 import pytest
 
 from kvquilt.compiling import compile_documents
-from kvquilt.model.slots import SlotPool
+from kvquilt.engine import Engine
+from kvquilt.model.slots import SlotCache, SlotPool
 from kvquilt.model.steps import Steps
 from kvquilt.server.limits import Limits
 from kvquilt.server.scheduler import Ticket
-from tests.engines import at_rest, documents
+from tests.engines import AFFORDABLE, at_rest, documents
 from tests.server.running import MODEL, Served, serving, until
 
 Ask = dict[str, Any]
@@ -140,29 +141,81 @@ def test_a_prompt_that_never_fits_is_refused_with_the_bytes() -> None:
         served.rests()
 
 
-@pytest.mark.parametrize("method", ["full", "none", "kv-packet", "joint", "link-tokens", "encoder"])
-def test_no_answer_asks_for_a_larger_cache_than_was_admitted(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever writers put around documents."""
-    admitted, lent, admit, acquire = [], [], Ticket.admitted, SlotPool.acquire
+def test_no_answer_has_more_caches_than_were_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the method and its writer, compiling and second caches included; and after reading only its own."""
+    admitted, peaks, kept = [], [0], []
+    admit, lend, step = Ticket.admitted, SlotPool._lend, Steps.step
 
-    async def noted(self: Ticket, size: int) -> None:
-        admitted.append(size)
-        await admit(self, size)
+    async def noted(self: Ticket, size: int, reading: int = 0) -> None:
+        admitted.append((size, reading))
+        await admit(self, size, reading)
 
-    def acquired(self: SlotPool, capacity: int, batch: int = 1) -> Any:
-        if threading.current_thread().name == "kvquilt-answer":
-            lent.append(capacity * batch)
-        return acquire(self, capacity, batch)
+    def lent(self: SlotPool, cache: SlotCache) -> SlotCache:
+        out = lend(self, cache)
+        peaks[-1] = max(peaks[-1], sum(each.nbytes for each in self._out))
+        return out
+
+    def stepped(self: Steps, cache: SlotCache, *args: Any) -> Any:
+        kept.append(cache.nbytes)
+        return step(self, cache, *args)
 
     monkeypatch.setattr(Ticket, "admitted", noted)
-    monkeypatch.setattr(SlotPool, "acquire", acquired)
+    monkeypatch.setattr(SlotPool, "_lend", lent)
+    monkeypatch.setattr(Steps, "step", stepped)
     with serving(trained=True) as served:
-        asked = {**body(3), "extra_body": {"kvquilt": {"method": method}}}
-        assert served.client().chat.completions.create(**asked).kvquilt["method"] == method
-        per_token = served.engine.reader.layout().bytes_per_token
+        helper = served.engine.reader.helper
+        assert helper is not None
+        for n, (name, method) in enumerate(sorted(AFFORDABLE.items())):
+            asked = {**body(3), "extra_body": {"kvquilt": {"method": method}}}
+            for part in asked["messages"][0]["content"][:-1]:
+                part["text"] += f" {n}"  # compiled by every method anew
+            peaks.append(0)
+            kept.clear()
+            answer = served.client().chat.completions.create(**asked)
+            served.rests()
+            size, reading = admitted[-1]
+            assert peaks[-1] <= size + reading, name
+            assert max(kept) <= size, name
+            assert answer.kvquilt["method"].startswith(name.partition(":")[0])
+        assert any(reading for _, reading in admitted)
+        at_rest(served.engine)
+
+
+def test_compiling_takes_its_room_beside_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a server's whole room, no cache of a document is there while answers have it."""
+    go, real, peak = threading.Event(), Engine.compile, []
+
+    def compile(self: Engine, *args: Any, **options: Any) -> Any:
+        peak.append(served.service.scheduler.bytes)
+        assert go.wait(30)
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(Engine, "compile", compile)
+    with serving(Limits(cache_bytes=1 << 20), tmp_path) as served:
+        scheduler = served.service.scheduler
+        texts = [{"id": each.id, "text": each.text} for each in documents(4)]
+        with scheduler.beside(1 << 20, lambda: False) as given:
+            assert given
+            served.http().post("/v1/documents", json={"documents": texts})
+            until(lambda: scheduler._wanted > 0)
+            assert not peak
+        until(lambda: len(peak) == 1)
+        assert 0 < peak[0] == scheduler.bytes <= 1 << 20
+        go.set()
+        until(lambda: served.http().get("/v1/documents/break").json()["state"] == "ready")
         served.rests()
-    (size,) = admitted
-    assert lent[-1] * per_token <= size  # the last one is the answer's own, those before compiled
+        assert scheduler.bytes == 0
+
+
+def test_a_document_that_would_never_fit_fails_and_says_so(tmp_path: Path) -> None:
+    with serving(Limits(cache_bytes=1 << 18), tmp_path) as served:
+        per_token = served.engine.reader.layout().bytes_per_token
+        words = (1 << 18) // per_token
+        served.http().post("/v1/documents", json={"id": "large", "text": "a " * min(words, 900)})
+        until(lambda: served.http().get("/v1/documents/large").json()["state"] in ("failed", "ready"))
+        told = served.http().get("/v1/documents/large").json()
+        assert "bytes of cache" in told["error"]
+        served.rests()
 
 
 def test_a_prompt_is_read_while_another_streams(held: threading.Event) -> None:
@@ -298,7 +351,7 @@ def test_counts_and_lines(caplog: pytest.LogCaptureFixture) -> None:
         assert f'kvquilt:prompt_tokens_total{{model_name="tiny",provenance="{provenance}"}} {float(count)}' in text
     assert f'kvquilt:generation_tokens_total{{model_name="tiny"}} {float(tokens.completion_tokens)}' in text
     assert 'kvquilt:requests_total{model_name="tiny",path="/v1/chat/completions",status="200"} 1.0' in text
-    assert 'kvquilt:store_bytes{tier="memory"}' in text
+    assert 'kvquilt:store_bytes{tenant="",tier="memory"}' in text
     assert "kvquilt:num_requests_running 0.0" in text
     lines = [record.facts for record in caplog.records if record.getMessage() == "request"]
     (mine,) = [line for line in lines if line["request_id"] == "mine.1"]

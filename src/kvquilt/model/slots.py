@@ -113,6 +113,9 @@ class SlotPool:
 
     Fresh memory costs a page fault per 4 KiB, a noticeable part of the time to the first token; one recycled buffer
     avoids it and bounds what is kept.
+
+    Attributes:
+        slack: how much larger than asked for a recycled cache may be: so many times, and so many slots more.
     """
 
     def __init__(
@@ -120,6 +123,7 @@ class SlotPool:
     ) -> None:
         self._layers, self._heads, self._dims = layers, kv_heads, (key_dim, value_dim)
         self._dtype, self._device = dtype, device
+        self.slack = (4, 1024)
         self._spare: SlotCache | None = None
         self._lock = threading.Lock()
         self._out: WeakSet[SlotCache] = WeakSet()  # weak: a cache that is dropped is a fault, but no memory
@@ -135,7 +139,8 @@ class SlotPool:
         with self._lock:
             spare = self._spare
             # the slack bound keeps a huge buffer from serving, and being held by, small requests
-            if spare is not None and batch == 1 and capacity <= spare.capacity <= 4 * capacity + 1024:
+            times, more = self.slack
+            if spare is not None and batch == 1 and capacity <= spare.capacity <= times * capacity + more:
                 self._spare = None
                 spare.filled, spare.view, spare.parts = 0, None, PLAIN
                 return self._lend(spare)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -21,10 +22,18 @@ class Answering:
     Args:
         deadline: in the loop's time.
         among: those whose threads run; it is in there until its own has given everything back.
+        paced: told of the seconds between two pieces, from the thread.
     """
 
-    def __init__(self, open: Open, ticket: Ticket, deadline: float, among: set[Answering]) -> None:
-        self._open, self._ticket, self._deadline = open, ticket, deadline
+    def __init__(
+        self,
+        open: Open,
+        ticket: Ticket,
+        deadline: float,
+        among: set[Answering],
+        paced: Callable[[float], object] = lambda seconds: None,
+    ) -> None:
+        self._open, self._ticket, self._deadline, self._paced = open, ticket, deadline, paced
         self._loop = asyncio.get_running_loop()
         self._found: asyncio.Queue[str | Answer | BaseException] = asyncio.Queue()  # at most an answer's tokens
         self._stream: Stream | None = None
@@ -61,7 +70,12 @@ class Answering:
             with self._open(lambda: self._tell(self._ticket.begun)) as stream:
                 self._stream = stream
                 if not self._stopped:
+                    last = None
                     for piece in stream:
+                        now = time.perf_counter()
+                        if last is not None:
+                            self._paced(now - last)
+                        last = now
                         self._tell(self._found.put_nowait, piece)
                     self._tell(self._found.put_nowait, stream.answer)
         except Exception as error:  # noqa: BLE001  raised where the answer is waited for

@@ -12,11 +12,14 @@ from kvquilt.engine import Engine
 from kvquilt.errors import InputError, KvquiltError
 from kvquilt.prompt import Document, segment_ids
 from kvquilt.server.entry import Entry, State
+from kvquilt.server.footprint import of_compiling, slots
 from kvquilt.server.library import Library
+from kvquilt.server.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 PORTION = 8  # documents at once: short ones share a batch, and who waits for one waits for no more
 _ID_BYTES, _HEADER_BYTES = 4, 2048  # of a stored segment beside its keys and values: a token's, and all others
+_SAMPLE = 4 * 1024 + 512  # tokens of a sample prompt, at most
 SAMPLES = 32  # documents that the gate may draw from
 
 
@@ -32,12 +35,14 @@ class Compiler:
         gate: where a tenant has no verdict and nothing more to compile, measure whether reuse is safe.
         idle: nothing is queued, nor measured.
         reported: told of every portion that was compiled.
+        scheduler: who gives room for its caches among the answers'.
     """
 
     engine: Engine
     library: Library
     gate: bool
     reported: Callable[[CompileReport], object]
+    scheduler: Scheduler
     idle: bool = False
     _stopping: bool = False
     _measured: set[str | None] = field(default_factory=set)
@@ -147,8 +152,15 @@ class Compiler:
                     entry.progress = done, total
             self._check()
 
-        documents = [document for _, document in held]
-        self.reported(self.engine.compile(documents, tenant, gate=False, progress=progress))
+        documents, reader = [document for _, document in held], self.engine.reader
+        lengths = [len(segment_ids(each, self.engine.model.tokenizer)) for each in documents]
+        recipe = self.engine.compiled_by(tenant)
+        size, most = of_compiling(reader, lengths, recipe), self.scheduler.limits.cache_bytes
+        if size > most:
+            raise InputError("cache-mib", f"compiling it takes {size} bytes of cache and this server gives {most}")
+        with self.scheduler.beside(size, lambda: self._stopping):
+            self._check()
+            self.reported(self.engine.compile(documents, tenant, gate=False, progress=progress))
         for entry, document in held:
             entry.segment_bytes = self.size(document)
 
@@ -162,8 +174,14 @@ class Compiler:
         found = [self.library.texts.read(tenant, id) for id in ids[-SAMPLES:]]
         documents = [each.of(tenant) for each in found if each is not None]
         seconds = self.engine.settings.gate_seconds
+        longest = min(_SAMPLE, self.engine.model.capability.max_length)
+        size = (
+            3 * slots(longest) * self.engine.reader.layout().bytes_per_token
+        )  # the truth's, a method's and its probe's
         try:
-            self.engine.doctor(documents, tenant, seconds=seconds, progress=lambda done, total: self._check())
+            with self.scheduler.beside(min(size, self.scheduler.limits.cache_bytes), lambda: self._stopping):
+                self._check()
+                self.engine.doctor(documents, tenant, seconds=seconds, progress=lambda done, total: self._check())
         except KvquiltError as error:
             log.warning("the gate could not measure: %s", error)
 

@@ -1,21 +1,21 @@
-"""``/metrics``: counts for Prometheus, without names of tenants or documents."""
+"""``/metrics``: what answers and requests were, counted for Prometheus; no tenant and no document is named."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from kvquilt.answer import Answer
 from kvquilt.compiling import CompileReport
-from kvquilt.engine import Engine
-from kvquilt.server.library import Library
+from kvquilt.ledger import Provenance
 from kvquilt.server.record import Record
-from kvquilt.server.scheduler import Scheduler
+from kvquilt.store.store import COMPILED
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
+SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
+NOWHERE = ("-", COMPILED)  # sources of documents that no tier had
 STAGES = {"compile": "compile", "rotate": "place", "repair": "read"}  # our name of a duration: the ledger's stage
 
 
@@ -30,9 +30,15 @@ class Metrics:
     forward_tokens: Counter = field(init=False)
     new_tokens: Counter = field(init=False)
     fallbacks: Counter = field(init=False)
+    queries: dict[str, Counter] = field(init=False)
+    prefix_hits: Counter = field(init=False)
+    document_hits: Counter = field(init=False)
     charged: Histogram = field(init=False)
+    recomputed: Histogram = field(init=False)
     request_seconds: Histogram = field(init=False)
     first_token: Histogram = field(init=False)
+    queued: Histogram = field(init=False)
+    gaps: Histogram = field(init=False)
     stages: dict[str, Histogram] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,10 +53,22 @@ class Metrics:
         self.forward_tokens = counted("forward_tokens", "Rows that passed the model, by kind.", "kind")
         self.new_tokens = counted("generation_tokens", "Tokens of answers.")
         self.fallbacks = counted("fallback", "What was expected to be cheaper and was not.", "reason")
+        # an exact hit and a stitched one are never one number: each has queries of its own
+        self.queries = {
+            "prefix": counted("prefix_cache_queries", "Tokens of prompts."),
+            "document": counted("document_cache_queries", "Tokens of documents in prompts."),
+        }
+        self.prefix_hits = counted(
+            "prefix_cache_hits", "Prompt tokens behind the very tokens they were encoded behind."
+        )
+        self.document_hits = counted("document_cache_hits", "Tokens of documents whose segment a tier had.", "tier")
         powers = tuple(float(10**n) for n in range(1, 9))
         self.charged = spread("budget_token_layers", "Token-layers charged beyond pure reuse.", powers)
+        self.recomputed = spread("recompute_share", "Of a prompt's document tokens, those computed again.", SHARES)
         self.request_seconds = spread("request_seconds", "From a request's arrival to its end.")
         self.first_token = spread("time_to_first_token_seconds", "From the prompt's turn to its first token.")
+        self.queued = spread("queue_seconds", "From a request's place in the queue to its prompt's turn.")
+        self.gaps = spread("inter_token_seconds", "Between two pieces of an answer; a piece is mostly one token.", GAPS)
         self.stages = {
             name: spread(f"{name}_seconds", f"Stage {stage} of a request.") for name, stage in STAGES.items()
         }
@@ -62,6 +80,15 @@ class Metrics:
             self.prompt_tokens.labels(name, str(provenance)).inc(count)
         for kind, count in ledger.forward_tokens.items():
             self.forward_tokens.labels(name, kind).inc(count)
+        self.queries["prefix"].labels(name).inc(sum(ledger.tokens.values()))
+        self.prefix_hits.labels(name).inc(ledger.tokens[Provenance.EXACT])
+        held = sum(use.tokens for use in ledger.documents)
+        self.queries["document"].labels(name).inc(held)
+        for use in ledger.documents:
+            if use.source not in NOWHERE:
+                self.document_hits.labels(name, use.source).inc(use.tokens)
+        if held:
+            self.recomputed.labels(name).observe(sum(use.recomputed for use in ledger.documents) / held)
         for fallback in ledger.fallbacks:
             self.fallbacks.labels(name, str(fallback.reason)).inc()
         self.new_tokens.labels(name).inc(len(answer.token_ids))
@@ -72,6 +99,14 @@ class Metrics:
         for each, stage in STAGES.items():
             if stage in ledger.seconds:
                 self.stages[each].labels(name).observe(ledger.seconds[stage])
+
+    def paced(self, seconds: float) -> None:
+        """Note the time between two pieces of an answer; from any thread."""
+        self.gaps.labels(self.model).observe(seconds)
+
+    def admitted(self, seconds: float) -> None:
+        """Note how long a request waited for its turn."""
+        self.queued.labels(self.model).observe(seconds)
 
     def compiled(self, report: CompileReport) -> None:
         """Count a portion of uploaded documents."""
@@ -86,43 +121,3 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What stands now, asked when it is read: queue, caches, documents, tiers of the store."""
-
-    engine: Engine
-    scheduler: Scheduler
-    library: Library
-
-    def collect(self) -> Iterator[Metric]:
-        pool = self.engine.model.pool.stats()
-        for name, told, value in (
-            ("num_requests_running", "Requests that are being answered.", self.scheduler.streams),
-            ("num_requests_waiting", "Requests in the queue.", self.scheduler.waiting),
-            ("cache_bytes", "Bytes of caches lent to requests.", pool.lent_bytes),
-            ("cache_bytes_admitted", "Bytes that admitted requests may take.", self.scheduler.bytes),
-        ):
-            yield GaugeMetricFamily(f"kvquilt:{name}", told, value=value)
-        documents = GaugeMetricFamily("kvquilt:documents", "Uploaded documents by state.", labels=["state"])
-        for state, count in self.library.counts().items():
-            documents.add_metric([state], count)
-        yield documents
-        tiers = self.engine.store.stats()
-        held = GaugeMetricFamily("kvquilt:store_bytes", "Bytes of segments.", labels=["tier"])
-        families = {
-            "store_hits": CounterMetricFamily("kvquilt:store_hits", "Segments found.", labels=["tier"]),
-            "store_errors": CounterMetricFamily("kvquilt:store_errors", "Segments not kept.", labels=["tier"]),
-            "evictions": CounterMetricFamily("kvquilt:evictions", "Segments evicted.", labels=["tier"]),
-            "damage": CounterMetricFamily("kvquilt:integrity_failures", "Segments found damaged.", labels=["tier"]),
-        }
-        for tier, stats in tiers.items():
-            if stats.bytes is not None:  # a tier elsewhere need not know
-                held.add_metric([tier], stats.bytes)
-            families["store_hits"].add_metric([tier], stats.hits)
-            families["store_errors"].add_metric([tier], sum(stats.failures.values()))
-            families["evictions"].add_metric([tier], stats.evictions)
-            families["damage"].add_metric([tier], stats.integrity_failures)
-        yield held
-        yield from families.values()

@@ -36,7 +36,8 @@ def routes(service: Service) -> APIRouter:
     async def tokenize(request: Request) -> dict[str, Any]:
         asked = checked(TokenizeAsked, await read_json(request, service.limits))
         service.check_model(asked.model)
-        _, ids = await service.prompt(asked, record_of(request).tenant)
+        _, runs = await service.prompt(asked, record_of(request).tenant)
+        ids = [i for run in runs for i in run.ids]
         return {"count": len(ids), "max_model_len": service.engine.model.capability.max_length, "tokens": ids}
 
     return router

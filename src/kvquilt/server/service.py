@@ -12,23 +12,24 @@ from pathlib import Path
 from kvquilt.answer import Answer, Stream
 from kvquilt.engine import Engine
 from kvquilt.identity import PUBLIC
-from kvquilt.prompt import Document, Prompt
+from kvquilt.prompt import Document, Prompt, Run
 from kvquilt.server.answering import Answering
 from kvquilt.server.asked import ChatAsked, TextAsked, TokenizeAsked
 from kvquilt.server.compiler import Compiler
 from kvquilt.server.entry import Entry
 from kvquilt.server.failures import RefusalError
+from kvquilt.server.footprint import SLACK, of_prompt
 from kvquilt.server.keyring import Keyring
 from kvquilt.server.library import Library
 from kvquilt.server.limits import Limits
 from kvquilt.server.messages import make_prompt, named_in, parts_in
-from kvquilt.server.metrics import Metrics, Standing
+from kvquilt.server.metrics import Metrics
 from kvquilt.server.record import Record
 from kvquilt.server.scheduler import Scheduler, Ticket
 from kvquilt.server.shares import Shares
+from kvquilt.server.standing import Standing
 from kvquilt.server.tally import Tally
 from kvquilt.server.texts import Texts, Uploaded
-from kvquilt.writers.loaded import soft_rows
 
 
 @dataclass(eq=False, slots=True)
@@ -64,8 +65,9 @@ class Service:
             self.engine.store.quote(self.shares)
         self.metrics = Metrics(self.name)
         gate = self.engine.settings.method == "auto"
-        self.compiler = Compiler(self.engine, self.library, gate, self.metrics.compiled)
-        self.metrics.registry.register(Standing(self.engine, self.scheduler, self.library))
+        self.compiler = Compiler(self.engine, self.library, gate, self.metrics.compiled, self.scheduler)
+        self.engine.model.pool.slack = (1, SLACK)  # a small prompt must not hold what a large one was admitted for
+        self.metrics.registry.register(Standing(self.engine, self.scheduler, self.library, lambda: self.tenants))
         self._reading = ThreadPoolExecutor(1, "kvquilt-prompt")
 
     @property
@@ -160,18 +162,18 @@ class Service:
 
     async def prompt(
         self, asked: ChatAsked | TextAsked | TokenizeAsked, tenant: str | None
-    ) -> tuple[Prompt, tuple[int, ...]]:
-        """The prompt and its ids; made beside the loop, one at a time."""
+    ) -> tuple[Prompt, tuple[Run, ...]]:
+        """The prompt and its runs; made beside the loop, one at a time."""
         tokenizer = self.engine.model.tokenizer
 
-        def make() -> tuple[Prompt, tuple[int, ...]]:
+        def make() -> tuple[Prompt, tuple[Run, ...]]:
             made = make_prompt(asked, tokenizer, lambda name: self.library.document(tenant, name))
             # nothing of a text is remembered, nor found, but for whose it is
             owned = [
                 replace(p, tenant=tenant) if isinstance(p, Document) and p.tenant is None else p for p in made.parts
             ]
             prompt = Prompt(owned)
-            return prompt, prompt.ids(tokenizer)
+            return prompt, prompt.runs(tokenizer)
 
         return await asyncio.get_running_loop().run_in_executor(self._reading, make)
 
@@ -182,15 +184,21 @@ class Service:
         if named := named_in(asked):
             await self.library.ready(tenant, named, asked.kvquilt.wait)
         new = self.engine.sampling(options["max_new_tokens"]).max_new_tokens
-        prompt, ids = await self.prompt(asked, tenant)
-        soft = max((soft_rows(each) for each in self.engine.reader.trained.values()), default=0)
-        await ticket.admitted(self._bytes(len(ids) + new + soft * len(prompt.documents)))
+        prompt, runs = await self.prompt(asked, tenant)
+        takes = of_prompt(self.engine.reader, runs, new, self._methods(asked, tenant))
+        began = time.perf_counter()
+        await ticket.admitted(takes.stays, takes.reading)
+        self.metrics.admitted(time.perf_counter() - began)
 
         def open(begun: Callable[[], None]) -> Stream:
             return self.engine.stream(prompt, **options, tenant=tenant, begun=begun)
 
-        return Answering(open, ticket, deadline, self._answers)
+        return Answering(open, ticket, deadline, self._answers, self.metrics.paced)
 
-    def _bytes(self, tokens: int) -> int:
-        """Of a cache, which has room for whole blocks of 64."""
-        return -(-tokens // 64) * 64 * self.engine.reader.layout().bytes_per_token
+    def _methods(self, asked: ChatAsked | TextAsked, tenant: str | None) -> list[str]:
+        """Those of which one will run."""
+        named = asked.kvquilt.method or self.engine.settings.method
+        if named != "auto":
+            return [named]
+        tuned = (self.engine.tuned(each) for each in (tenant, PUBLIC))
+        return [*self.engine.reader.auto_order, *(each.chosen for each in tuned if each is not None and each.chosen)]
