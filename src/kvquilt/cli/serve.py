@@ -117,6 +117,7 @@ def serve(
     from kvquilt.engine import SYSTEM, Engine
     from kvquilt.server import logs
     from kvquilt.server.service import Service
+    from kvquilt.server.traces import traced
 
     text = SYSTEM if system is None else system
     # no live caches: a follow-up over HTTP brings its history along
@@ -129,7 +130,8 @@ def serve(
             if demo:
                 _upload_demo(service)
             warn(f"serving {called} at {url(listener)}/v1, with a page at {url(listener)}/; Ctrl-C stops")
-            make_server(service).run(sockets=[listener])
+            with traced(called) as told:
+                make_server(service, told).run(sockets=[listener])
         finally:
             listener.close()
             logs.detach(handler)

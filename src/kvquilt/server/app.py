@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI, Request
@@ -17,10 +17,11 @@ from kvquilt.server.access import guard
 from kvquilt.server.described import describe
 from kvquilt.server.failures import RefusalError
 from kvquilt.server.middleware import Around
-from kvquilt.server.record import record_of
+from kvquilt.server.record import Record, record_of
 from kvquilt.server.service import Service
 
-# FastAPI tells whatever OpenTelemetry finds in the process; what is told of requests here is in metrics and log alone
+# FastAPI tells whatever OpenTelemetry finds in the process; what is told of requests here is in metrics, log and
+# `kvquilt.server.traces` alone
 SILENT: TelemetryConfig = {
     "tracing": False,
     "metrics": False,
@@ -30,8 +31,8 @@ SILENT: TelemetryConfig = {
 }
 
 
-def make_app(service: Service) -> FastAPI:
-    """The application over one service; no state of its own."""
+def make_app(service: Service, told: Sequence[Callable[[Record], object]] = ()) -> FastAPI:
+    """The application over one service; no state of its own. `told` of every request at its end, as the metrics are."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -49,7 +50,7 @@ def make_app(service: Service) -> FastAPI:
         app.include_router(each.routes(service), dependencies=[Depends(guard(service.keyring))])
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(RequestValidationError, _bad_query)
-    app.add_middleware(Around, ended=service.metrics.ended)
+    app.add_middleware(Around, ended=(service.metrics.ended, *told))
     return app
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator
 
 from fastapi import APIRouter, Request
@@ -41,6 +42,7 @@ async def _answered(service: Service, request: Request, asked: ChatAsked | TextA
 
     async def first() -> tuple[Answering, str | Answer]:
         answering = await service.begin(asked, record.tenant)
+        record.admitted = time.perf_counter()
         try:
             return answering, await answering.next()
         except BaseException:

@@ -10,6 +10,7 @@ from typing import Any
 from kvquilt.server.record import Record
 
 log, _uvicorn = logging.getLogger("kvquilt.server"), logging.getLogger("uvicorn.error")
+_traces = logging.getLogger("opentelemetry")  # says that a collector cannot be reached
 
 
 class JsonLines(logging.Formatter):
@@ -23,10 +24,11 @@ class JsonLines(logging.Formatter):
 
 
 def to_stderr(level: str) -> logging.Handler:
-    """Send the server's log, and uvicorn's warnings, to stderr from `level` on; returns the handler to `detach`."""
+    """Send the server's log, and warnings of libraries, to stderr from `level` on; returns the handler to `detach`."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
-    for each, least in ((log, level), (_uvicorn, "warning" if level in ("debug", "info") else level)):
+    theirs = "warning" if level in ("debug", "info") else level
+    for each, least in ((log, level), (_uvicorn, theirs), (_traces, theirs)):
         each.addHandler(handler)
         each.setLevel(least.upper())
         each.propagate = False  # the command line's own remarks would say everything twice
@@ -34,7 +36,7 @@ def to_stderr(level: str) -> logging.Handler:
 
 
 def detach(handler: logging.Handler) -> None:
-    for each in (log, _uvicorn):
+    for each in (log, _uvicorn, _traces):
         each.removeHandler(handler)
         each.propagate = True
 

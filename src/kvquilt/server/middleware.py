@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
@@ -20,9 +20,9 @@ GONE = 499  # as nginx calls it in its log; nobody is there to read it
 
 
 class Around:
-    """The outermost application; `ended` is told of every request at its end."""
+    """The outermost application; each of `ended` is told of every request at its end."""
 
-    def __init__(self, app: ASGIApp, ended: Callable[[Record], object]) -> None:
+    def __init__(self, app: ASGIApp, ended: Sequence[Callable[[Record], object]]) -> None:
         self._app, self._ended = app, ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +51,8 @@ class Around:
             # the template, so that ids of documents in paths make no labels
             record.path = getattr(scope.get("route"), "path", "")
             logs.finished(record)
-            self._ended(record)
+            for tell in self._ended:
+                tell(record)
 
     async def _failed(self, error: Exception, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
         told = refusal(error)

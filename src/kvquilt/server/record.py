@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from kvquilt.answer import Answer
+from kvquilt.ledger import Ledger
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-ID_HEADER = "x-request-id"
+ID_HEADER, TRACE_HEADERS = "x-request-id", ("traceparent", "tracestate")
 
 
 @dataclass(slots=True)
@@ -26,6 +27,9 @@ class Record:
         tenant: whose key it had; None without keys.
         fault: code of what it was refused with, or the exception's name.
         facts: numbers of the answer.
+        ledger: of the answer, once it has ended.
+        admitted: when its prompt's turn came; 0 before. On the clock of `began`.
+        trace: headers that say of which trace it is part, as they came.
     """
 
     method: str
@@ -35,12 +39,18 @@ class Record:
     status: int = 0
     fault: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
+    ledger: Ledger | None = None
     began: float = field(default_factory=time.perf_counter)
+    admitted: float = 0.0
+    trace: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, scope: Scope) -> Record:
-        given = dict(scope["headers"]).get(ID_HEADER.encode(), b"").decode("latin-1")
-        return cls(scope["method"], "", given if _ID.fullmatch(given) else f"req-{secrets.token_hex(12)}")
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        given = headers.get(ID_HEADER, "")
+        trace = {name: headers[name] for name in TRACE_HEADERS if name in headers}
+        id = given if _ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        return cls(scope["method"], "", id, trace=trace)
 
     @property
     def seconds(self) -> float:
@@ -48,7 +58,7 @@ class Record:
 
     def answered(self, answer: Answer) -> None:
         """Note what an answer cost."""
-        ledger = answer.ledger
+        self.ledger = ledger = answer.ledger
         self.facts |= {
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": len(answer.token_ids),

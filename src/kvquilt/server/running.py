@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from functools import partial
+from collections.abc import Callable, Sequence
 
 import uvicorn
 
 from kvquilt.errors import InputError
 from kvquilt.server.app import make_app
+from kvquilt.server.connection import Connection
+from kvquilt.server.record import Record
 from kvquilt.server.service import Service
 
 _SPARE = 64  # connections beyond those that are answered or wait: metrics, health, uploads
@@ -58,12 +62,12 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def make_server(service: Service) -> uvicorn.Server:
+def make_server(service: Service, told: Sequence[Callable[[Record], object]] = ()) -> uvicorn.Server:
     """Run it with ``run(sockets=[listener])``. Told to stop, it takes no more, lets answers end within the grace, and
-    then cuts them off."""
+    then cuts them off. `told` of every request at its end."""
     limits = service.limits
     config = uvicorn.Config(
-        make_app(service),
+        make_app(service, told),
         log_config=None,
         access_log=False,
         lifespan="on",
@@ -71,7 +75,6 @@ def make_server(service: Service) -> uvicorn.Server:
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        limit_concurrency=limits.queue + limits.streams + _SPARE,
         timeout_graceful_shutdown=max(1, round(limits.grace)),
     )
     return _Server(config, service)
