@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from kvquilt.errors import InputError
+from kvquilt.errors import InputError, KvquiltError
 from kvquilt.evaluation.attention_summary import summarise_attention
 from kvquilt.evaluation.report.told import read_told
 from kvquilt.evaluation.report.writing import write
+from kvquilt.evaluation.run_folder import EvaluationFolder
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 LARGEST = 200_000  # bytes of a file that is kept
@@ -44,9 +45,15 @@ def keep_attention(folder: Path, name: str, results: Path = RESULTS) -> list[Pat
     """With means over heads in the place of heads, if all of them take more than `LARGEST`.
 
     Raises:
-        InputError: that is still too large; take fewer methods.
+        InputError: that is still too large: take fewer methods; the study goes on.
     """
     found = summarise_attention(folder).as_dict()
+    items = len(EvaluationFolder(folder).read_items())
+    for arm in found["arms"]:
+        if arm["items"] + arm["refused"] < items:
+            raise InputError(
+                "folder", f"the study is not finished: {arm['method']} has not all {items} items", str(folder)
+            )
     text = json.dumps(found) + "\n"
     if len(text) > LARGEST:
         text = json.dumps(by_layer(found)) + "\n"
@@ -78,7 +85,7 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         kept = kinds[arguments[0]](Path(arguments[1]), arguments[2])
-    except InputError as error:
+    except KvquiltError as error:
         print(error, file=sys.stderr)
         return 1
     print(*kept, sep="\n")

@@ -65,7 +65,7 @@ def _trained_order(folder: Path) -> Said | None:
     """On the domain that the writers were trained on."""
     run = next((run for run in runs_of(folder) if run.task.startswith("biography") and run.scores), None)
     names = ("none", "kv-packet", "sempic", "joint")
-    if run is None or any(name not in run.arms for name in names):
+    if run is None or any((run.arms.get(name) or {}).get("scored") is None for name in names):
         return None
     levels = [run.arms[name]["scored"]["score"]["value"] for name in names]
     told = ", ".join(f"`{name}` {interval(Interval(**run.arms[name]['scored']['score']))}" for name in names)
@@ -95,6 +95,8 @@ def _spread(folder: Path) -> Said | None:
     told, agree = [], []
     for row in (row for study in _studies(folder) for row in study["attribution"]):
         curve = {point["given"]: point["kl"] for point in row["curve"]}
+        if 0 not in curve:
+            continue  # pure reuse could not be measured, so there is nothing to take away from
         most, half = max(curve), max(given for given in curve if given <= max(curve) / 2)
         whole = curve[0] - curve[most]
         if half and whole > 0:
@@ -110,7 +112,7 @@ def _claims(part: str, claim: str, better: str) -> Callable[[Path], Said | None]
     def look(folder: Path) -> Said | None:
         found = [
             (row["of"], each) for study in _studies(folder) for row in study[part] for each in row["claims"]
-            if each["claim"] == claim
+            if each["claim"] == claim and each["kl_p"] is not None
         ]  # fmt: skip
         if not found:
             return None

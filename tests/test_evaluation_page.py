@@ -215,6 +215,12 @@ def test_too_many_heads_are_kept_as_means_of_layers(tmp_path: Path, monkeypatch:
             return ATTENTION
 
     monkeypatch.setattr(keep, "summarise_attention", lambda _: Told())
+    (tmp_path / "study").mkdir()
+    items = tmp_path / "study" / "items.jsonl"
+    items.write_text("{}\n" * 4)
+    with pytest.raises(InputError, match="not finished: epic has not all 4 items"):
+        keep.keep_attention(tmp_path / "study", "made-tiny", tmp_path)
+    items.write_text("{}\n" * 3)
     whole = len(json.dumps(ATTENTION)) + 1
     for largest, expected in ((whole, ATTENTION), (whole - 1, keep.by_layer(ATTENTION))):
         monkeypatch.setattr(keep, "LARGEST", largest)
@@ -243,3 +249,14 @@ def test_the_readme_is_written_between_its_marks_alone(tmp_path: Path, monkeypat
     readme.write_text("without marks\n")
     with pytest.raises(SystemExit, match=r"README\.md: .* must stand there"):
         gen_docs.readme_page()
+
+
+def test_a_folder_that_is_damaged_or_none_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = folder(tmp_path / "run")
+    (run / "lines.jsonl").write_text("no line\n")
+    for kind in ("eval", "attention"):
+        assert keep.main([kind, str(tmp_path / "none"), "x-y"]) == 1
+        assert keep.main([kind, str(run), "x-y"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 4
+    assert "line 1 is damaged" in said[1]

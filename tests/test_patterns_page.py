@@ -89,3 +89,17 @@ def test_who_finds_the_target(tmp_path: Path) -> None:
     assert (found, said) == ("`x`: attention mass 30%, attention density 50%, BM25 90%", "agrees")
     hits["attention density"] = 0.9
     assert study(tmp_path, retrieval=retrieval[:1])[0][2] == "does not agree"
+
+
+def test_what_is_not_there_is_passed_over(tmp_path: Path) -> None:
+    """Claims of arms that never ran together, curves without pure reuse, arms that gave no answers."""
+    name = "recompute:target against insert:target"
+    nothing = {**claim(name, 0.0, 0.0), "kl_difference": None, "kl_p": None}
+    curves = [{"of": of, "curve": [{"given": n, "kl": 0.5} for n in given]} for of, given in (("a", ()), ("b", (1, 2)))]
+    rows = study(tmp_path, context=[{"of": "a", "claims": [nothing]}], attribution=curves)
+    assert rows == []
+    run = kept(tmp_path, "made-up", 0.2, task="biography")
+    for name in ("kv-packet", "sempic", "joint"):
+        run["arms"].append({**run["arms"][2], "method": name, "scored": None})
+    (tmp_path / "eval" / "made-up.json").write_text(json.dumps([run]))
+    assert not any("kv-packet" in row[0] and "<" in row[0] for row in cells(patterns.pattern_section(tmp_path)))
