@@ -12,9 +12,11 @@ from kvquilt.engine import Engine
 from kvquilt.identity import namespace
 from kvquilt.server.library import Library
 from kvquilt.server.scheduler import Scheduler
-from kvquilt.store import TierStats
+from kvquilt.store import MissReason, TierStats
 from kvquilt.store.breaker import BreakerState
 
+# misses that are faults; a collision, which is one, too, the tiers count themselves
+DAMAGE = (MissReason.CORRUPT, MissReason.TRUNCATED, MissReason.SWAPPED)
 OTHERS = "(others)"  # namespaces of nobody who has a key
 
 
@@ -66,13 +68,15 @@ def counted(tiers: Mapping[str, TierStats]) -> Iterator[Metric]:
     misses = CounterMetricFamily("kvquilt:store_misses", "Segments not found, and why.", labels=["tier", "reason"])
     errors = CounterMetricFamily("kvquilt:store_errors", "Segments not kept, and why.", labels=["tier", "reason"])
     evictions = CounterMetricFamily("kvquilt:evictions", "Segments evicted.", labels=["tier"])
-    damage = CounterMetricFamily("kvquilt:integrity_failures", "Segments found to be others.", labels=["tier"])
+    damage = CounterMetricFamily(
+        "kvquilt:integrity_failures", "Segments found damaged, or another's in their place.", labels=["tier"]
+    )
     waiting = GaugeMetricFamily("kvquilt:store_writes_waiting", "Writes not yet sent.", labels=["tier"])
     breaker = GaugeMetricFamily("kvquilt:store_breaker", "1 for the state it is in.", labels=["tier", "state"])
     for tier, stats in tiers.items():
         hits.add_metric([tier], stats.hits)
         evictions.add_metric([tier], stats.evictions)
-        damage.add_metric([tier], stats.integrity_failures)
+        damage.add_metric([tier], stats.integrity_failures + sum(stats.misses.get(each, 0) for each in DAMAGE))
         for reason, count in stats.misses.items():
             misses.add_metric([tier, reason], count)
         for reason, count in stats.failures.items():
