@@ -41,7 +41,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as store, server(options.model, Path(store), *given) as served:
         served.ask("/v1/completions", {"prompt": "a", "max_tokens": 1})
         memory = [served.rss]
-        written = {name: work(served) for name, work in WRITTEN.items()}
+        written = {}
+        for name, work in WRITTEN.items():
+            written[name] = work(served)
+            print(name, written[name], flush=True)
         memory.append(served.rss)
         generated = fuzzed(served, options)
         memory.append(served.rss)
@@ -110,7 +113,7 @@ def slow(served: Server) -> str:
     start = time.monotonic()
     status = served.ask("/v1/completions", {"prompt": "a", "max_tokens": 1})[0]
     waited = time.monotonic() - start
-    ended = held[0].recv(100).split(b" ")[1].decode()  # when its patience is over
+    ended = [what_became_of(each) for each in held[:2]]  # when its patience is over: within headers, within a body
     for each in held:
         each.close()
     return f"others {status} after {waited:.2f} s; they {ended} after {time.monotonic() - start:.0f} s"
@@ -146,11 +149,16 @@ def raw(served: Server, header: bytes, body: bytes) -> str:
         made.sendall(head)
         with suppress(OSError):  # it said no before it had read all; its answer stands in the socket
             made.sendall(body)
-        try:
-            found = re.match(rb"HTTP/1.1 (\d+)", made.recv(1000))
-        except OSError as error:
-            return type(error).__name__
-        return found[1].decode() if found else "hung up"
+        return what_became_of(made)
+
+
+def what_became_of(made: socket.socket) -> str:
+    """The status that it was answered with, or what happened to the connection."""
+    try:
+        found = re.match(rb"HTTP/1.1 (\d+)", made.recv(1000))
+    except OSError as error:
+        return type(error).__name__
+    return found[1].decode() if found else "hung up"
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from functools import partial
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import uvicorn
 
@@ -68,6 +68,7 @@ def make_server(service: Service, told: Sequence[Callable[[Record], object]] = (
     limits = service.limits
     config = uvicorn.Config(
         make_app(service, told),
+        http=partial(Connection, most=limits.queue + limits.streams + _SPARE),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         lifespan="on",

@@ -1,0 +1,57 @@
+"""What one connection may take: so many at once, and so long for the head of a request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.responses import JSONResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from kvquilt.server.failures import RefusalError
+
+PATIENCE = 20.0  # seconds for the head of a request; bodies have their own
+RETRY = 2  # seconds
+FULL = RefusalError(503, "too_many_connections", "the server has as many connections as it takes")
+
+
+class Connection(H11Protocol):
+    """HTTP of one client.
+
+    Args:
+        most: connections of the server; a request on one beyond is answered 503, in the manner of all errors.
+    """
+
+    def __init__(self, *args: Any, most: int, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._most = most
+        self._late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._most:
+            self.app = _full
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Whoever sends a head byte by byte would hold a connection for ever: no time begins anew with each byte."""
+        waiting = self.cycle is None or self.cycle.response_complete
+        if waiting and self._late is None:
+            self._late = self.loop.call_later(PATIENCE, self.transport.close)
+        elif not waiting and self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+
+async def _full(scope: Any, receive: Any, send: Any) -> None:
+    headers = {"retry-after": str(RETRY), "connection": "close"}
+    await JSONResponse(FULL.body, FULL.status, headers=headers)(scope, receive, send)
