@@ -12,11 +12,9 @@ from kvquilt.engine import Engine
 from kvquilt.identity import namespace
 from kvquilt.server.library import Library
 from kvquilt.server.scheduler import Scheduler
-from kvquilt.store import MissReason, TierStats
+from kvquilt.store import TierStats
 from kvquilt.store.breaker import BreakerState
 
-# misses that are faults; a collision, which is one, too, the tiers count themselves
-DAMAGE = (MissReason.CORRUPT, MissReason.TRUNCATED, MissReason.SWAPPED)
 OTHERS = "(others)"  # namespaces of nobody who has a key
 
 
@@ -76,7 +74,7 @@ def counted(tiers: Mapping[str, TierStats]) -> Iterator[Metric]:
     for tier, stats in tiers.items():
         hits.add_metric([tier], stats.hits)
         evictions.add_metric([tier], stats.evictions)
-        damage.add_metric([tier], stats.integrity_failures + sum(stats.misses.get(each, 0) for each in DAMAGE))
+        damage.add_metric([tier], stats.integrity_failures)
         for reason, count in stats.misses.items():
             misses.add_metric([tier, reason], count)
         for reason, count in stats.failures.items():
