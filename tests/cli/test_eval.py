@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from kvquilt.errors import InputError
 from kvquilt.evaluation.preparing import Preparation
 from kvquilt.evaluation.sounding import Sounder
+from kvquilt.files import held
 from tests.cli.conftest import Run
 from tests.evaluation.test_squad import article
 
@@ -158,23 +162,99 @@ def test_a_method_that_fails_its_control_is_named_and_ends_with_6(
 
 
 @pytest.mark.parametrize(
-    ("task", "methods", "more", "says"),
+    ("given", "says"),
     [
-        ("biografy", "none", (), "did you mean 'biography'"),
-        ("biography", "nine", (), "did you mean 'none'"),
-        ("biography", ",", (), "name at least one"),
-        ("biography", "none", ("--silent", "epic"), "must be among the methods"),
-        ("biography", "sempic", (), "give its folder, --writer PATH"),
-        ("biography", "oracle:none", (), "follows the retriever"),
+        (("--task", "biografy"), "--task: unknown task; did you mean 'biography'"),
+        (("--task", "biography:people=0"), "--task: people: must be an integer from 20"),
+        (("--task", "jsonl:none.jsonl"), "--task: path: the file cannot be read"),
+        (("--task", "jsonl:"), "--task: needs a file"),
+        (("--methods", "nine"), "--methods: unknown method 'nine'; did you mean 'none'"),
+        (("--methods", ","), "--methods: name at least one"),
+        (("--methods", "epic:k=-1"), "--methods: k: must be at least 1"),
+        (("--methods", "random:seed=x"), "--methods: seed must be a number"),
+        (("--methods", "oracle:none"), "follows the retriever"),
+        (("--methods", "sempic"), "--writer: sempic needs a trained writer of that kind: give its folder"),
+        (("--methods", "sempic:nowhere"), "--writer: no such folder (got 'nowhere')"),
+        (("--methods", "cacheclip"), "--helper-model"),
+        (("--writer", "nowhere"), "--writer: no such folder"),
+        (("--silent", "nine"), "--silent: unknown method 'nine'"),
+        (("--silent", "epic"), "--silent: must be among the methods"),
+        (("--silent", "full"), "--silent: full prefill's answer"),
+        (("--split", "tunning"), "--split: must be one of"),
+        (("--out", __file__), "--out: must be a folder"),
     ],
 )
-def test_wrong_input_is_found_before_a_model_is_loaded(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, methods: str, more: tuple[str, ...], says: str
+def test_wrong_input_is_found_before_a_model_is_loaded_and_told_by_its_option(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], says: str
 ) -> None:
     monkeypatch.setenv("KVQUILT_MODEL", "no-model-of-this-name")
-    outcome = run("eval", "--task", task, "--methods", methods, "--out", tmp_path / "run", *more)
-    assert outcome.code == 2
-    assert says in outcome.err
+    asked = ("--task", "biography", "--methods", "none", "--out", tmp_path / "run")
+    verbs = [("eval",), ("study", "attention")]
+    for verb in verbs if given[0] != "--silent" and "follows" not in says else verbs[:1]:
+        outcome = run(*verb, *asked, *given)
+        assert outcome.code == 2
+        assert says in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("verb", [("eval", "--task", "biography"), ("study", "attention", "--task", "biography"),
+                                  ("study", "repair-budget")])  # fmt: skip
+def test_a_folder_that_another_process_writes_or_nobody_can_is_refused_at_once(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("KVQUILT_MODEL", "no-model-of-this-name")
+    more = () if verb[1] == "repair-budget" else ("--methods", "none")
+    with held(tmp_path / "run", "folder", "writes into"):
+        second = run(*verb, *more, "--out", tmp_path / "run")
+    assert second.code == 2
+    assert "--out: another process writes into this folder" in second.err
+    assert run(*verb, *more, "--out", tmp_path / "run").code == 3, "the model is what is missing now"
+
+    def refused(self: FileLock, *arguments: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(FileLock, "acquire", refused)
+    sealed = run(*verb, *more, "--out", tmp_path / "run")
+    assert sealed.code == 4
+    assert "run cannot be written: Read-only file system" in sealed.err
+
+
+@pytest.mark.usefixtures("model")
+def test_a_disk_that_is_full_is_told_and_the_run_goes_on_when_it_is_not(
+    run: Run, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, lines, written = os.fsync, tmp_path / "run" / "lines.jsonl", []
+
+    def full(descriptor: int) -> None:
+        if lines.exists() and os.path.samestat(os.fstat(descriptor), lines.stat()):
+            written.append(descriptor)
+        if len(written) == 9:  # in the middle of an item's lines
+            written.append(descriptor)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        synced(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    stopped = evaluate(run, task, tmp_path / "run")
+    assert stopped.code == 4
+    assert "lines.jsonl cannot be written: No space left on device" in stopped.err
+    assert 6 < len(lines.read_text().splitlines()) < 12
+    done = evaluate(run, task, tmp_path / "run")
+    assert done.code == 0, done.err
+    assert "7 of 18 prompts" in done.err
+    assert len(lines.read_text().splitlines()) == 18
+
+
+@pytest.mark.usefixtures("model")
+def test_halves_of_sixteen_bits(run: Run, task: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = evaluate(run, task, out, "--dtype", "float16", "--limit", 1, "--timed", 0)
+    assert done.code == 0, done.err
+    arms = run("eval", "--task", task, "--methods", METHODS, "--out", out, "--new-tokens", 3, "--dtype", "float16",
+               "--limit", 1, "--timed", 0, "--json").json["arms"]  # fmt: skip
+    kl = {arm["method"]: arm["fidelity"]["kl"]["value"] for arm in arms if arm["fidelity"]}
+    assert kl["full-again"] < 1e-3 < kl["no-context"]
+    other = evaluate(run, task, out, "--limit", 1, "--timed", 0)
+    assert "it differs in model" in other.err
 
 
 @pytest.mark.usefixtures("model")
@@ -196,7 +276,7 @@ def test_items_that_nothing_can_answer_and_splits_that_are_empty_are_refused(
     assert "stopped; what is finished is kept in" in warned.err
     rows.write_text(some.replace('"It"', '"a rather long answer to it"'), encoding="utf-8")
     long = evaluate(run, task, tmp_path / "b")
-    assert (long.code, "new_tokens: no accepted answer of any item fits (got 3)" in long.err) == (2, True)
+    assert (long.code, "--new-tokens: no accepted answer of any item fits (got 3)" in long.err) == (2, True)
     assert not (tmp_path / "b" / "run.json").exists()
 
 

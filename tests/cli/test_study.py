@@ -17,6 +17,8 @@ def test_hit_rates_without_a_model(run: Run, tmp_path: Path) -> None:
     out, picture = tmp_path / "made" / "hit.json", tmp_path / "hit.png"
     done = run("study", "hit-rate", *SMALL, "--arms", "prefix,segments:store", "--json", out, "--plot", picture)
     assert done.code == 0, done.err
+    assert "1 of 2 traces" in done.err
+    assert "2 of 2 traces, 0:00 to go" in done.err
     lines = done.out.splitlines()
     assert lines[0].split() == ["documents", "prefix", "segments:store"]
     assert [line.split()[0] for line in lines[1:3]] == ["20", "40"]
@@ -34,13 +36,22 @@ def test_hit_rates_without_a_model(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (("--of", "llama"), "of: "),
-        (("--capacity", "thirty"), "capacity"),
-        (("--exponent", "a"), "exponent"),
-        (("--order", "shufled"), "shuffled"),
+        (("--of", "llama"), "--of: "),
+        (("--capacity", "thirty"), "--capacity: must be a number of bytes"),
+        (("--capacity", "1"), "--capacity: must hold a token, which takes"),
+        (("--capacity", "1MB"), "--capacity: must hold a document, the shortest has"),
+        (("--exponent", "a"), "--exponent: must be numbers"),
+        (("--exponent", "5"), "--exponent: must be a number from 0 to 4 (got 5.0)"),
+        (("--documents", "0"), "--documents: must be an integer from 1"),
+        (("--documents", "3"), "--per-request: must be an integer from 1 to 3"),
+        (("--order", "shufled"), "--order: must be one of shuffled"),
         (("--arms", "segments:lur"), "lru"),
-        (("--capacity", "1MB"), "shortest has"),
-        (("--json", "/proc/none/x.json"), "--json"),
+        (("--arms", ","), "--arms: name at least one"),
+        (("--rate", "0"), "--rate: must be a finite number above 0"),
+        (("--stamp-seconds", "nan"), "--stamp-seconds: must be a finite number above 0"),
+        (("--bytes-per-token", str(10**9)), "--capacity: must hold a token"),
+        (("--json", "/proc/none/x.json"), "--json: "),
+        (("--plot", "/proc/none/x.png"), "--plot: "),
     ],
 )
 def test_what_cannot_be_simulated_is_told(run: Run, options: tuple[str, ...], named: str) -> None:
@@ -73,6 +84,8 @@ def test_attention_of_a_users_own_questions(run: Run, tmp_path: Path) -> None:
     asked = ("study", "attention", "--task", f"jsonl:{path},share=0", "--methods", "epic:k=2", "--out", out)
     done = run(*asked)
     assert done.code == 0, done.err
+    assert "1 of 8 prompts" in done.err
+    assert "8 of 8 prompts, 0:00 to go" in done.err
     table = [line.split()[:2] for line in done.out.splitlines()[:5]]
     assert table == [["method", "items"], ["full", "2"], ["full-again", "2"], ["none", "2"], ["epic:k=2", "2"]]
     assert json.loads((out / "attention.json").read_text())["about"]["task"] == "jsonl:own.jsonl,share=0"
@@ -110,7 +123,10 @@ def test_a_repair_budget_part_by_part_in_one_folder(
     asked += ("--tuning-limit", 2, "--seeds", 1, "--new-tokens", 3)
     first = run(*asked, "--part", "budget", "--arms", "fewer-documents:1")
     assert first.code == 0, first.err
+    # two items under two references and eleven arms tune; how many evaluate is counted before anything is read, too
+    assert "1 of 2 settings: budget/jsonl/tuning, 0 of " in first.err
     assert "2 of 2 settings: budget/jsonl/evaluation" in first.err
+    assert first.err.rstrip().endswith("0:00 to go")
     assert "Token selector chosen on 2 items" in first.out
     assert "fewer-documents:1" in first.out
     told = run(*asked, "--part", "retrieval", "--dense", model_folder, "--json").json
@@ -131,13 +147,18 @@ def test_a_repair_budget_part_by_part_in_one_folder(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--part", "structur"), "structure"),
-        (("--task", "biografy"), "did you mean 'biography'"),
-        (("--arms", "nine"), "did you mean 'none'"),
-        (("--arms", "sempic"), "give its folder, --writer PATH"),
-        (("--budget", "much"), "5%"),
-        (("--distractors", "one"), "must be numbers"),
-        (("--company", "I9"), "I0, I1, I2, I3"),
+        (("--part", "structur"), "--part: must be one of structure"),
+        (("--part", ","), "--part: name at least one"),
+        (("--questions", "bio"), "--questions: must be one of biography"),
+        (("--places", "left"), "--places: must be one of first"),
+        (("--distractors", "0"), "--distractors: must be an integer from 1"),
+        (("--task", "biografy"), "--task: unknown task; did you mean 'biography'"),
+        (("--task", "biography", "--task", "biografy"), "--task: unknown task; did you mean 'biography'"),
+        (("--arms", "nine"), "--arms: unknown method 'nine'; did you mean 'none'"),
+        (("--arms", "sempic"), "--writer: sempic needs a trained writer of that kind: give its folder, --writer PATH"),
+        (("--budget", "much"), "--budget: "),
+        (("--distractors", "one"), "--distractors: must be numbers"),
+        (("--company", "I9"), "--company: must be one of I0, I1, I2, I3"),
     ],
 )
 def test_a_wrong_study_is_found_before_a_model_is_loaded(

@@ -17,6 +17,7 @@ from kvquilt.evaluation.repair_budget_figures import figures
 from kvquilt.evaluation.repair_budget_plot import pictures
 from kvquilt.evaluation.repair_budget_settings import DISTANCES, HITS, RepairBudget, folder_names, settings
 from kvquilt.evaluation.repair_budget_text import markdown, study_tables
+from kvquilt.files import held
 from tests.engines import at_rest, make_engine
 
 NAMES = ("with", "while", "assert", "if", "pass", "break", "global", "del", "for", "try", "class", "return")
@@ -174,6 +175,18 @@ def test_a_study_that_was_stopped_goes_on(whole: tuple[RepairBudget, Path, dict[
     assert mine["retrieval"] == full["retrieval"]
     with pytest.raises(InputError, match="it differs in items"):
         study(dataclasses.replace(plan, items=1), tmp_path, make_engine()).go()
+
+
+def test_two_processes_do_not_share_a_study(tmp_path: Path) -> None:
+    plan = small(written(tmp_path), parts=("retrieval",))
+    with held(tmp_path / "study", "folder", "measures into"), pytest.raises(InputError, match="another process"):
+        study(plan, tmp_path / "study", make_engine()).go()
+    assert not (tmp_path / "study" / "retrieval").exists()
+
+
+def test_by_default_a_study_is_an_impression() -> None:
+    prompts = sum(setting.prompts for setting in settings(RepairBudget(), len))
+    assert 200 < prompts < 500
 
 
 def test_structure_of_one_target(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from kvquilt.document import Document
 from kvquilt.errors import InputError
+from kvquilt.evaluation.arms import find_arm
 from kvquilt.evaluation.item import Item
-from kvquilt.evaluation.repair_budget_arms import chosen_of, given_steps, token_selectors
+from kvquilt.evaluation.repair_budget_arms import called, chosen_of, given_steps, token_selectors
 from kvquilt.evaluation.repair_budget_figures import figures
 from kvquilt.evaluation.significance import mcnemar
 from kvquilt.evaluation.target_hits import hit_rates
@@ -138,6 +139,15 @@ def test_what_is_chosen_from() -> None:
     assert chosen_of({"a": 1.0, "b": 1.0, "c": 2.0}, {"x": ("c",), "y": ("a", "b"), "z": ("b",)})[0] == "y"
     with pytest.raises(InputError, match="no figure"):
         chosen_of({"a": 1.0}, {"x": ("b",)})
+
+
+def test_arms_are_called_what_a_reader_understands() -> None:
+    (epic,) = token_selectors("5%", 1)["epic"]
+    assert find_arm(epic).name == epic
+    assert called(epic) == "epic:5% (k by the budget)"
+    assert [called(each) for each in ("epic:k=16,5%", "none", "full-again")] == [
+        "epic:k=16,5%", "none", "full-again (noise floor)"
+    ]  # fmt: skip
 
 
 def test_steps_of_attribution() -> None:

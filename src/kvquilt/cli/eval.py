@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +17,6 @@ from kvquilt.cli.common import (
     Tenant,
     Threads,
     WriterFlag,
-    arms_and_writers,
     settings_of,
 )
 from kvquilt.cli.measuring import (
@@ -26,12 +25,14 @@ from kvquilt.cli.measuring import (
     SeedFlag,
     SplitFlag,
     about,
+    arms_of,
     check_free,
+    check_methods,
     task_of,
     tell_skipped,
     told_by_option,
 )
-from kvquilt.cli.work import check_helper, check_writers, open_engine
+from kvquilt.cli.work import open_engine
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
@@ -91,12 +92,15 @@ def evaluate(
     from kvquilt.evaluation.run import Run
 
     asked = task_of(task)  # whatever is wrong with it is found before a model is loaded
-    names, writers = arms_and_writers(methods, writer or ())
+    names, writers = arms_of("--methods", methods, writer or ())
+    if not names:
+        raise InputError("--methods", "name at least one")
+    quiet, _ = arms_of("--silent", silent or "")
     with told_by_option(
         methods="--methods", silent="--silent", new_tokens="--new-tokens", split="--split", folder="--out"
     ):
-        config = _config(asked, names, arms_and_writers(silent or "", ())[0], new_tokens)
-        _check_arms(config, settings, writers)
+        config = _config(asked, names, quiet, new_tokens)
+        check_methods(config.methods, writers, settings)
         asked.items(split, 1, seed=seed)
         check_free(out)
         with open_engine(settings, writers, asked.system) as engine:
@@ -123,19 +127,9 @@ def _config(task: Task, names: Sequence[str], silent: Sequence[str], new_tokens:
     from kvquilt.evaluation.arms import AGAIN
     from kvquilt.evaluation.run_config import RunConfig
 
-    if not names:
-        raise InputError("methods", "name at least one")
     return RunConfig(
         methods=tuple(dict.fromkeys((*names, AGAIN))),  # no table without the noise floor
         metric=task.metric,
         new_tokens=new_tokens or task.answer_limit,
         silent=tuple(silent),
     )
-
-
-def _check_arms(config: RunConfig, settings: Any, writers: Sequence[str]) -> None:
-    from kvquilt.evaluation.arms import find_arms
-
-    named = [arm.method.name for arm in find_arms(config.methods)]
-    check_helper(named, settings)
-    check_writers(named, writers)

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvquilt.cli.common import warn
+from kvquilt.cli.common import arms_and_writers, warn
+from kvquilt.cli.work import check_helper, check_writers
 from kvquilt.errors import ContextLengthError, InputError
 
 if TYPE_CHECKING:
+    from kvquilt.config import Settings
     from kvquilt.engine import Engine
     from kvquilt.evaluation.task import Task
 
-OutFlag = Annotated[Path, typer.Option("--out", metavar="DIR", help="Its folder; one that was stopped goes on.")]
+OutFlag = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder that is filled; one that was stopped goes on.")]
 SplitFlag = Annotated[str, typer.Option("--split", metavar="SPLIT", help="tuning or evaluation.")]
 SeedFlag = Annotated[int, typer.Option("--seed", metavar="N", help="Of what is drawn for the items.")]
 NewTokensFlag = Annotated[
@@ -36,6 +38,18 @@ def told_by_option(**options: str) -> Iterator[None]:
         raise type(error)(options[error.field], error.rule, error.got) from None
 
 
+@contextmanager
+def told_within(option: str) -> Iterator[None]:
+    """Errors about a part of what the option was given name the option before it."""
+    try:
+        yield
+    except InputError as error:
+        if type(error) is not InputError:
+            raise
+        whole = error.field in ("task", "method", "methods")
+        raise InputError(option, error.rule if whole else f"{error.field}: {error.rule}", error.got) from None
+
+
 def task_of(written: str, engine: Engine | None = None) -> Task:
     """The task of ``--task``; with an engine, its texts are as long in the tokens of the model as they are to be.
 
@@ -49,13 +63,37 @@ def task_of(written: str, engine: Engine | None = None) -> Task:
     if engine is not None:
         encode = encoder(engine.model.tokenizer).encode
         parts["length"] = lambda text: len(encode(text))
-    try:
+    with told_within("--task"):
         return find_task(written, **parts)
-    except InputError as error:
-        if type(error) is not InputError:
-            raise
-        rule = error.rule if error.field == "task" else f"{error.field}: {error.rule}"
-        raise InputError("--task", rule, error.got) from None
+
+
+def arms_of(option: str, written: str, given: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    """Arms as they are written, and the folders of writers: those that are given, and those that the arms bring.
+
+    Raises:
+        InputError: names the option: an arm that is none.
+    """
+    from kvquilt.evaluation.arms import find_arm
+
+    with told_within(option):
+        names, folders = arms_and_writers(written, given)
+        for name in names:
+            find_arm(name)
+    return names, folders
+
+
+def check_methods(names: Sequence[str], writers: Sequence[str], settings: Settings) -> None:
+    """Whether what these arms need, a helper model or trained writers, can be there, before a model is loaded.
+
+    Raises:
+        InputError: it cannot.
+    """
+    from kvquilt.evaluation.arms import find_arm
+
+    methods = [find_arm(name).method.name for name in names]
+    check_helper(methods, settings)
+    with told_by_option(writer="--writer"):
+        check_writers(methods, writers)
 
 
 def tell_skipped(task: Task) -> None:

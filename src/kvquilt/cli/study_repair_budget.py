@@ -18,7 +18,6 @@ from kvquilt.cli.common import (
     Tenant,
     Threads,
     WriterFlag,
-    arms_and_writers,
     echo_json,
     echo_table,
     settings_of,
@@ -30,7 +29,9 @@ from kvquilt.cli.measuring import (
     OutFlag,
     SeedFlag,
     about,
+    arms_of,
     check_free,
+    check_methods,
     task_of,
     told_by_option,
 )
@@ -114,11 +115,10 @@ def repair_budget(
     settings, _ = settings_of(
         context, model=model, helper_model=helper_model, tenant=tenant, dtype=dtype, device=device, threads=threads
     )
-    from kvquilt.cli.work import check_helper, check_writers, open_engine
-    from kvquilt.evaluation.arms import find_arms
+    from kvquilt.cli.work import open_engine
     from kvquilt.evaluation.repair_budget_settings import RepairBudget
 
-    more, writers = arms_and_writers(arms or "", writer or ())
+    more, writers = arms_of("--arms", arms or "", writer or ())
     asked = {written: task_of(written) for written in task or _TASKS}
     system = next(iter(asked.values())).system
     with told_by_option(**_OPTIONS):
@@ -138,9 +138,7 @@ def repair_budget(
             seed=seed,
             new_tokens=new_tokens,
         )
-        named = [arm.method.name for arm in find_arms(plan.more)]
-        check_helper(named, settings)
-        check_writers(named, writers)
+        check_methods(plan.more, writers, settings)
         check_free(out)
         with open_engine(settings, writers, system) as engine:
             _go(plan, engine, out, settings.tenant, dense, writers)

@@ -23,6 +23,7 @@ from kvquilt.evaluation.run_folder import EvaluationFolder
 from kvquilt.evaluation.run_identity import identity
 from kvquilt.evaluation.target_hits import TargetHits
 from kvquilt.evaluation.tasks import find_task
+from kvquilt.files import held
 from kvquilt.tokens import encoder
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class RepairBudgetStudy:
             progress: called at a setting's beginning and after every line. What it raises ends the study.
 
         Raises:
-            InputError: what `settings` raises; a folder of another study (names what differs).
+            InputError: what `settings` raises; a folder of another study (names what differs), or one that another
+                process measures into.
             ContextLengthError: an item does not fit; names it.
             UnsupportedModelError: endpoint checks fail on this model, so no method means anything.
             IntegrityError, StoreUnavailableError: a folder is damaged, or cannot be written.
@@ -82,9 +84,10 @@ class RepairBudgetStudy:
         encode = encoder(self._engine(find_task(self.plan.tasks[0]).system).model.tokenizer).encode
         planned = settings(self.plan, lambda text: len(encode(text)))
         told = _Told(progress, planned)
-        for setting in planned:
-            told.begin(EvaluationFolder(self.folder / setting.folder).count())
-            self._measure(setting, told)
+        with held(self.folder, "folder", "measures into"):
+            for setting in planned:
+                told.begin(EvaluationFolder(self.folder / setting.folder).count())
+                self._measure(setting, told)
 
     def _measure(self, setting: Setting, told: _Told) -> None:
         engine, folder = self._engine(setting.system), self.folder / setting.folder

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from kvquilt.errors import InputError
 from kvquilt.evaluation.arms import AGAIN
 from kvquilt.evaluation.item import Item
+from kvquilt.evaluation.table import named
 from kvquilt.repair.budget import Budget
 
 NONE = "none"
@@ -15,6 +16,7 @@ INSERTED, RECOMPUTED, RECOMPUTED_LAST = "insert:target", "recompute:target", "re
 TARGETS = (NONE, INSERTED, RECOMPUTED, RECOMPUTED_LAST)
 CONTEXT = (*TARGETS, f"full-in-order-of:{RECOMPUTED_LAST}", AGAIN)
 CONTEXT_CLAIMS = ((RECOMPUTED, INSERTED), (RECOMPUTED, NONE), (INSERTED, NONE), (RECOMPUTED_LAST, RECOMPUTED))
+_EPIC = "epic:k=1000000,"  # more first tokens than a document has: the budget alone says how many
 _ALL_STEPS = 8  # others up to which each number of them is an arm
 
 
@@ -29,12 +31,17 @@ def share(budget: str) -> str:
 
 def token_selectors(budget: str, seeds: int) -> dict[str, tuple[str, ...]]:
     """Candidates by name, each as the arms that stand for it: random rows are drawn several times."""
-    named: dict[str, tuple[str, ...]] = {
+    candidates: dict[str, tuple[str, ...]] = {
         name: (f"{name}:{budget}",) for name in ("cacheblend", "infoflow", "prophetkv", "fusionrag")
     }
-    named["epic"] = (f"epic:k=1000000,{budget}",)  # the budget alone says how many first tokens
-    named["random"] = tuple(f"random:seed={seed},{budget}" for seed in range(seeds))
-    return named
+    candidates["epic"] = (f"{_EPIC}{budget}",)
+    candidates["random"] = tuple(f"random:seed={seed},{budget}" for seed in range(seeds))
+    return candidates
+
+
+def called(arm: str) -> str:
+    """An arm as tables and pictures call it: without a number that stands for none."""
+    return f"epic:{arm.removeprefix(_EPIC)} (k by the budget)" if arm.startswith(_EPIC) else named(arm)
 
 
 def moved(budget: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvquilt.evaluation.interference import PLACES
-from kvquilt.evaluation.repair_budget_arms import NONE
+from kvquilt.evaluation.repair_budget_arms import NONE, called
 from kvquilt.picture import new_figure, png_of
 
 _COLOURS = {"I0": "C7", "I1": "C2", "I2": "C0", "I3": "C3"}
@@ -94,7 +94,7 @@ def _budget(rows: Sequence[Mapping[str, Any]]) -> bytes:
         high = [max(0.0, arm["kl"]["high"] - arm["kl"]["value"]) for arm in arms]
         colours = ["C1" if arm["arm"] == chosen else "C0" for arm in arms]
         axis.barh(at, values, xerr=[low, high], color=colours, height=0.7, error_kw={"lw": 0.8})
-        names = [arm["arm"] + (f" ({arm['refused']} refused)" if arm["refused"] else "") for arm in arms]
+        names = [called(arm["arm"]) + (f" ({arm['refused']} refused)" if arm["refused"] else "") for arm in arms]
         axis.set_yticks(at, names, fontsize=7)
         axis.set_xlabel("KL to full prefill, nats per token")
         axis.set_title(f"{each['of']}, budget {each['budget']}, {each['items']} items", fontsize=9)
@@ -109,7 +109,7 @@ def _context(rows: Sequence[Mapping[str, Any]]) -> bytes:
         for axis, side in zip(line, ("keys", "values"), strict=True):
             for name, sides in each["distances"].items():
                 if sides is not None:
-                    axis.plot(sides[side]["l2"], "o-", markersize=3, label=name)
+                    axis.plot(sides[side]["l2"], "o-", markersize=3, label=called(name))
             axis.set_title(f"{each['of']}: {side}, relative L2 to full prefill", fontsize=9)
             axis.set_xlabel("layer")
             axis.grid(alpha=0.3)

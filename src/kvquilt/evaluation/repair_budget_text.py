@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvquilt.evaluation.damage import LEAST_BASE
-from kvquilt.evaluation.repair_budget_arms import NONE
+from kvquilt.evaluation.repair_budget_arms import NONE, called
 from kvquilt.evaluation.report.markdown import plain
 from kvquilt.evaluation.table import Table
 
@@ -51,7 +51,7 @@ def remarks(found: Mapping[str, Any]) -> list[str]:
     """What is not in the tables, and what they cannot say."""
     said = [f"Not finished, so nothing is said of it: {name}." for name in found["unfinished"]]
     for setting, arms in found["refused"].items():
-        said += [f"{setting}: {arm} is not measured: {why}" for arm, why in arms.items()]
+        said += [f"{setting}: {called(arm)} is not measured: {why}" for arm, why in arms.items()]
     for part in ("attribution", "budget", "context"):
         for each in found[part]:
             helped = each["documents_help"]
@@ -164,7 +164,7 @@ def _context(each: Mapping[str, Any]) -> Iterator[Table]:
     for name, sides in each["distances"].items():
         if sides is not None:
             values = [sides[side][measure] for side in ("keys", "values") for measure in ("l2", "cosine")]
-            rows.append((name, *(f"{sum(v) / len(v):.4f}" for v in values), *(f"{v[-1]:.4f}" for v in values)))
+            rows.append((called(name), *(f"{sum(v) / len(v):.4f}" for v in values), *(f"{v[-1]:.4f}" for v in values)))
     measures = ("K L2", "K cosine", "V L2", "V cosine")
     head = ("arm", *measures, *(f"{measure}, last layer" for measure in measures))
     notes = ("Of the target's rows to full prefill's: relative L2 and cosine, means over items and layers.",)
@@ -186,7 +186,7 @@ def _retrieval(rows: Sequence[Mapping[str, Any]]) -> Table:
 def _arms(arms: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], ...]:
     return tuple(
         (
-            arm["arm"], str(arm["items"]), str(arm["refused"] or _NOTHING), _number(_kl(arm)),
+            called(arm["arm"]), str(arm["items"]), str(arm["refused"] or _NOTHING), _number(_kl(arm)),
             _share(arm.get("kl_recovery")), _share(arm.get("top1")), _share(arm.get("right")),
             _share(arm.get("damage")), _share(arm.get("recovery")), _share(arm.get("collateral")),
             _share(arm.get("charged")),
@@ -198,8 +198,9 @@ def _arms(arms: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], ...]:
 def _claims(title: str, claims: Sequence[Mapping[str, Any]]) -> Table:
     rows = tuple(
         (
-            c["claim"], c["arm"], c["against"], str(c["base"]), f"+{c['only_arm']} -{c['only_against']}",
-            _number(c["p"]), _NOTHING if c["kl_difference"] is None else _signed(c["kl_difference"]),
+            c["claim"], called(c["arm"]), called(c["against"]), str(c["base"]),
+            f"+{c['only_arm']} -{c['only_against']}", _number(c["p"]),
+            _NOTHING if c["kl_difference"] is None else _signed(c["kl_difference"]),
             _number(c["kl_p"]),
         )
         for c in claims
