@@ -154,6 +154,7 @@ def test_a_repair_budget_part_by_part_in_one_folder(
         (("--distractors", "0"), "--distractors: must be an integer from 1"),
         (("--task", "biografy"), "--task: unknown task; did you mean 'biography'"),
         (("--task", "biography", "--task", "biografy"), "--task: unknown task; did you mean 'biography'"),
+        (("--task", "jsonl:OWN,share=0"), "--task: split: has nothing in it; name another file (tuning=PATH)"),
         (("--arms", "nine"), "--arms: unknown method 'nine'; did you mean 'none'"),
         (("--arms", "sempic"), "--writer: sempic needs a trained writer of that kind: give its folder, --writer PATH"),
         (("--budget", "much"), "--budget: "),
@@ -162,8 +163,9 @@ def test_a_repair_budget_part_by_part_in_one_folder(
     ],
 )
 def test_a_wrong_study_is_found_before_a_model_is_loaded(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], says: str
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, questions: str, options: tuple[str, ...], says: str
 ) -> None:
+    options = tuple(each.replace("jsonl:OWN", questions) for each in options)
     monkeypatch.setenv("KVQUILT_MODEL", "no-model-of-this-name")
     done = run("study", "repair-budget", "--out", tmp_path / "study", *options)
     assert done.code == 2

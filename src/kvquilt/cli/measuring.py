@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from kvquilt.engine import Engine
     from kvquilt.evaluation.task import Task
 
-OutFlag = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder that is filled; one that was stopped goes on.")]
+OutFlag = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="Folder that is filled; one that was stopped goes on.")
+]
 SplitFlag = Annotated[str, typer.Option("--split", metavar="SPLIT", help="tuning or evaluation.")]
 SeedFlag = Annotated[int, typer.Option("--seed", metavar="N", help="Of what is drawn for the items.")]
 NewTokensFlag = Annotated[

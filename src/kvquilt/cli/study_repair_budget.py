@@ -34,6 +34,7 @@ from kvquilt.cli.measuring import (
     check_methods,
     task_of,
     told_by_option,
+    told_within,
 )
 from kvquilt.cli.watching import watching
 from kvquilt.errors import InputError
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 _TASKS = ("biography",)
 _OPTIONS = {
     "parts": "--part", "kinds": "--questions", "structures": "--company", "distractors": "--distractors",
-    "places": "--places", "budget": "--budget", "methods": "--arms", "task": "--task", "split": "--task",
+    "places": "--places", "budget": "--budget", "methods": "--arms", "task": "--task",
     "new_tokens": "--new-tokens", "folder": "--out",
 }  # fmt: skip
 
@@ -138,6 +139,11 @@ def repair_budget(
             seed=seed,
             new_tokens=new_tokens,
         )
+        for each in asked.values():
+            with told_within("--task"):
+                each.items("evaluation", 1, seed=seed)
+                if "budget" in plan.parts:
+                    each.items("tuning", 1, seed=seed)
         check_methods(plan.more, writers, settings)
         check_free(out)
         with open_engine(settings, writers, system) as engine:
