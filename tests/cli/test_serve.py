@@ -61,6 +61,7 @@ def test_roles_and_quotas_of_keys(run: Any, tmp_path: Path) -> None:
         (("--host", "example.invalid"), "--api-keys"),
         (("--api-keys", "nowhere.json"), "no such file"),
         (("--demo", "--api-keys", "nowhere.json"), "goes without --api-keys"),
+        (("--tenant-quota-mib", "5"), "goes with --api-keys"),
         (("--method", "nonsense"), "nonsense"),
         (("--method", "kv-packet"), "--writer PATH"),
     ],
@@ -69,6 +70,17 @@ def test_what_cannot_be_served_is_told_before_a_model_is_loaded(run: Any, argume
     outcome = run("serve", "no-such-model", *arguments)
     assert outcome.code == 2
     assert told in outcome.err
+
+
+def test_quotas_that_cannot_be_kept_are_told_before_a_model_is_loaded(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    for name in ("ann", "bob"):
+        run("keys", "add", "--file", file, name)
+    outcome = run("serve", "no-such-model", "--api-keys", file, "--tenant-quota-mib", 1 << 30)
+    assert (outcome.code, "2 tenants may keep" in outcome.err) == (2, True)
+    run("keys", "quota", "--file", file, "ann", "--mib", "5")
+    outcome = run("serve", "no-such-model", "--api-keys", file)
+    assert (outcome.code, "what the others may keep" in outcome.err) == (2, True)
 
 
 def test_a_port_that_is_taken_is_told(run: Any) -> None:

@@ -84,6 +84,8 @@ def test_a_public_document_is_compiled_once_and_read_by_every_tenant(tmp_path: P
         assert sources(ask(served, publisher, "handbook")) == ["memory"]
         listed = served.http(ann).get("/v1/documents", params={"public": True}).json()
         assert [each["id"] for each in listed["data"]] == ["public/handbook"]
+        after = served.http(ann).get("/v1/documents", params={"public": True, "after": "public/handbook"}).json()
+        assert after["data"] == []
         assert served.http(ann).get("/v1/documents/public/handbook").json()["id"] == "public/handbook"
         assert [each["id"] for each in served.http(ann).get("/v1/documents").json()["data"]] == ["handbook"]
         tokens = served.engine.store.ls(namespace(PUBLIC))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -100,6 +101,24 @@ def test_without_quotas_all_compete() -> None:
         tier.put(key_of(make(number), "b"), make(number))
         left.append([row.key.namespace for row in tier.rows()])
     assert left == [[A, A, B], [A, B, B], [B, B, B]]
+
+
+def test_an_index_that_knew_no_quotas_learns_of_them(tmp_path: Path) -> None:
+    with closing(DiskTier(tmp_path)) as tier:
+        for number in range(1, 4):
+            tier.put(key_of(make(number), "a"), make(number))
+        size = (tier.stats().bytes or 0) // 3
+    with closing(sqlite3.connect(tmp_path / "v1" / "index.sqlite")) as index:
+        index.execute("DROP TABLE clocks")
+        index.execute("DROP INDEX by_namespace")
+        index.commit()
+    with closing(DiskTier(tmp_path, size * 4)) as tier:
+        quotas = Quotas({A: size * 3, B: size})
+        tier.quote(lambda: quotas)
+        for number in range(4, 7):
+            assert isinstance(tier.put(key_of(make(number), "a"), make(number)), Stored)
+        assert {key_of(make(number), "a") for number in (4, 5, 6)} == set(tier.keys())
+        tier.check_integrity()
 
 
 Plan = dict[str, int] | None
