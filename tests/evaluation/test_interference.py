@@ -7,6 +7,7 @@ import re
 import pytest
 
 from kvquilt.errors import InputError
+from kvquilt.evaluation import interference
 from kvquilt.evaluation.api_docs import ApiDocsTask, is_stated
 from kvquilt.evaluation.biography import BiographyTask
 from kvquilt.evaluation.interference import KINDS, PLACES, STRUCTURES, Cell, Target, cells, targets, task_of
@@ -121,3 +122,12 @@ def test_words_are_exchanged_whole_and_all_at_once() -> None:
 def test_what_is_no_setting(make: object, rule: str) -> None:
     with pytest.raises(InputError, match=rule):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_many_near_duplicates_as_can_differ(kind: str) -> None:
+    most = interference.MOST[kind]
+    for target in targets(kind, 8, most, length):
+        assert len({document.text for document in target.near}) == most
+    with pytest.raises(InputError, match=f"distractors: must be an integer from 1 to {most}"):
+        targets(kind, 1, most + 1, length)

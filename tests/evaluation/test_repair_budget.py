@@ -206,6 +206,8 @@ def test_structure_of_one_target(tmp_path: Path) -> None:
         ({"parts": ("structur",)}, "structure"),
         ({"parts": ()}, "name at least one"),
         ({"distractors": (0,)}, "from 1"),
+        ({"distractors": (43,)}, "from 1 to 42"),
+        ({"distractors": (16,), "kinds": ("biography", "api_docs")}, "from 1 to 15"),
         ({"budget": "5 percent"}, "5%"),
         ({"more": ("nine",)}, "did you mean 'none'"),
         ({"tasks": ("biografy",)}, "did you mean 'biography'"),

@@ -22,13 +22,14 @@ from kvquilt.evaluation.biography import BiographyTask
 from kvquilt.evaluation.checks import check_count, check_name
 from kvquilt.evaluation.help_topics import HelpTopics
 from kvquilt.evaluation.item import Item
-from kvquilt.evaluation.near_duplicates import near_functions, near_people
+from kvquilt.evaluation.near_duplicates import MOST_FUNCTIONS, MOST_PEOPLE, near_functions, near_people
 
 Structure = Literal["I0", "I1", "I2", "I3"]
 Place = Literal["first", "middle", "last"]
 STRUCTURES: tuple[Structure, ...] = ("I0", "I1", "I2", "I3")
 PLACES: tuple[Place, ...] = ("first", "middle", "last")
-KINDS = ("biography", "api_docs")
+MOST = {"biography": MOST_PEOPLE, "api_docs": MOST_FUNCTIONS}  # distractors, by kind
+KINDS = tuple(MOST)
 _LEAST_FILLER = 24  # tokens: less is no document
 
 
@@ -139,10 +140,9 @@ def targets(
         length: measures a text in tokens.
 
     Raises:
-        InputError: an unknown kind or split; a count below 1.
+        InputError: an unknown kind or split; a count below 1, more distractors than the kind has.
     """
     check_count("count", count, 1)
-    check_count("distractors", most, 1)
     task, topics = task_of(kind, most, seed), HelpTopics(seed)
     passages, sentences = topics.documents("test"), topics.sentences("test")
     made: list[Target] = []

@@ -13,7 +13,12 @@ from kvquilt.evaluation.api_library import Fact
 from kvquilt.evaluation.api_words import MODULES, SHADES, THINGS, TRAITS
 from kvquilt.evaluation.biography import BiographyTask, Person
 from kvquilt.evaluation.biography_words import ATTRIBUTES, GIVEN, POOLS, date
+from kvquilt.evaluation.checks import check_count
 from kvquilt.evaluation.item import Item
+
+# as many as differ in whatever is asked: one value of each kind, and one name, is the target's own
+MOST_PEOPLE = min(len(set(pool)) for pool in (GIVEN, *POOLS.values())) - 1
+MOST_FUNCTIONS = min(len(set(MODULES)), len(set(SHADES))) - 1
 
 
 def near_people(task: BiographyTask, item: Item, count: int) -> tuple[Document, ...]:
@@ -21,7 +26,11 @@ def near_people(task: BiographyTask, item: Item, count: int) -> tuple[Document, 
 
     The six facts are told in the same words; one more than the one asked for differs. No two state the same value of
     it, nor have the same given name.
+
+    Raises:
+        InputError: more than there are.
     """
+    check_count("distractors", count, 1, MOST_PEOPLE)
     target = _person(task, item)
     asked = next(attribute for attribute, forms in target.facts.items() if forms == item.answers)
     draw = random.Random(f"near people {item.id}")
@@ -40,7 +49,11 @@ def near_functions(task: ApiDocsTask, item: Item, count: int) -> tuple[Document,
     """Of the invented function that `item` asks about: the function of that name in other modules.
 
     Parameters are called alike; every default, class, exception and version is another.
+
+    Raises:
+        InputError: more than there are.
     """
+    check_count("distractors", count, 1, MOST_FUNCTIONS)
     module, name = item.documents[item.gold[0]].id.split(".")
     target = next(e for split in task.splits for e in task.entries(split) if (e.module, e.name) == (module, name))
     draw = random.Random(f"near functions {item.id}")

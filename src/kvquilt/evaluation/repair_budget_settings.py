@@ -10,7 +10,7 @@ from typing import Any
 from kvquilt.errors import InputError
 from kvquilt.evaluation.arms import WITHOUT, find_arm, find_arms, partners
 from kvquilt.evaluation.checks import check_count, check_name
-from kvquilt.evaluation.interference import KINDS, PLACES, STRUCTURES, Place, Structure, cells, targets, task_of
+from kvquilt.evaluation.interference import KINDS, MOST, PLACES, STRUCTURES, Place, Structure, cells, targets, task_of
 from kvquilt.evaluation.item import Item
 from kvquilt.evaluation.repair_budget_arms import (
     CONTEXT,
@@ -73,7 +73,7 @@ class RepairBudget:
         if not self.tasks or not self.distractors:
             raise InputError("tasks" if not self.tasks else "distractors", "name at least one")
         for number in self.distractors:
-            check_count("distractors", number, 1)
+            check_count("distractors", number, 1, min(MOST[kind] for kind in self.kinds))
         for name in ("cell_items", "items", "tuning_items", "seeds"):
             check_count(name, getattr(self, name), 1)
         object.__setattr__(self, "budget", share(self.budget))
