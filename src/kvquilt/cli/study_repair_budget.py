@@ -40,6 +40,7 @@ from kvquilt.cli.watching import watching
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
+    from kvquilt.dense import Encoder
     from kvquilt.engine import Engine
     from kvquilt.evaluation.repair_budget import StudyProgress
     from kvquilt.evaluation.repair_budget_settings import RepairBudget
@@ -48,7 +49,7 @@ _TASKS = ("biography",)
 _OPTIONS = {
     "parts": "--part", "kinds": "--questions", "structures": "--company", "distractors": "--distractors",
     "places": "--places", "budget": "--budget", "methods": "--arms", "task": "--task",
-    "new_tokens": "--new-tokens", "folder": "--out",
+    "new_tokens": "--new-tokens", "folder": "--out", "dense": "--dense",
 }  # fmt: skip
 
 
@@ -116,7 +117,8 @@ def repair_budget(
     settings, _ = settings_of(
         context, model=model, helper_model=helper_model, tenant=tenant, dtype=dtype, device=device, threads=threads
     )
-    from kvquilt.cli.work import open_engine
+    from kvquilt.cli.work import open_engine, quiet_libraries
+    from kvquilt.dense import find_encoder
     from kvquilt.evaluation.repair_budget_settings import RepairBudget
 
     more, writers = arms_of("--arms", arms or "", writer or ())
@@ -146,8 +148,10 @@ def repair_budget(
                     each.items("tuning", 1, seed=seed)
         check_methods(plan.more, writers, settings)
         check_free(out)
+        quiet_libraries()
+        encoder = None if dense is None else find_encoder(dense)
         with open_engine(settings, writers, system) as engine:
-            _go(plan, engine, out, settings.tenant, dense, writers)
+            _go(plan, engine, out, settings.tenant, encoder, writers)
     found = _write(out)
     if json_output:
         echo_json(found)
@@ -158,10 +162,9 @@ def repair_budget(
 
 
 def _go(
-    plan: RepairBudget, engine: Engine, out: Path, tenant: str | None, dense: str | None, writers: list[str]
+    plan: RepairBudget, engine: Engine, out: Path, tenant: str | None, encoder: Encoder | None, writers: list[str]
 ) -> None:
     from kvquilt.bench import portable
-    from kvquilt.dense import find_encoder
     from kvquilt.engine import Engine
     from kvquilt.evaluation.repair_budget import RepairBudgetStudy
 
@@ -172,7 +175,6 @@ def _go(
         )
 
     told = about(engine, writers, limit=plan.items, seed=plan.seed)
-    encoder = None if dense is None else find_encoder(dense)
     study = RepairBudgetStudy(asking, plan, out, encoder, tenant, told, portable)
     try:
         with watching("study", "prompts") as watch:
