@@ -24,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from serving import Server, chat, server, texts
+from serving import Server, chat, server, stored, texts
 
 from kvquilt.bench import environment, portable
 
@@ -57,6 +57,7 @@ def main() -> None:
         load = under_load(served, documents, options)
         left = at_the_end(served)
         status = served.stop()
+        listed = sum(row["bytes"] for row in stored(store))
     result = {
         **environment(),
         "threads": options.threads,
@@ -65,7 +66,7 @@ def main() -> None:
         "seed": options.seed,
         "throughput": throughput,
         "load": load,
-        "at_the_end": {**left, "exit_status": status},
+        "at_the_end": {**left, "bytes_listed_on_disk": listed, "exit_status": status},
     }
     options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=1))

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from serving import server, texts
+from serving import server, stored, texts
 
 from kvquilt.bench import environment, portable
 
@@ -60,7 +57,7 @@ def main() -> None:
                     raise RuntimeError(f"query {number}: {status} {told}")
                 shares.append(found(told["kvquilt"]["documents"]))
             status = served.stop()
-        keys = stored_keys(store)
+        keys = len(stored(store))
     rates = {"50_to_150": mean(shares[50:150]), "last_100": mean(shares[-100:]), "all": mean(shares)}
     result = {
         **environment(),
@@ -81,13 +78,6 @@ def found(told: list[dict[str, Any]]) -> tuple[int, int]:
     """Document tokens that came from the store, and all of them."""
     stored = sum(each["tokens"] for each in told if each["source"] in ("memory", "disk"))
     return stored, sum(each["tokens"] for each in told)
-
-
-def stored_keys(store: str) -> int:
-    """Segments on disk when nobody has them open."""
-    command = [str(Path(sys.executable).with_name("kvquilt")), "store", "ls", "--json"]
-    env = {**os.environ, "KVQUILT_STORE_DIR": store}
-    return len(json.loads(subprocess.run(command, capture_output=True, check=True, env=env).stdout))
 
 
 def mean(shares: list[tuple[int, int]]) -> float:

@@ -145,6 +145,13 @@ def until(holds: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.05)
 
 
+def stored(folder: str) -> list[dict[str, Any]]:
+    """Segments on disk when nobody has them open, as `kvquilt store ls` lists them."""
+    command = [str(Path(sys.executable).with_name("kvquilt")), "store", "ls", "--json"]
+    env = {**os.environ, "KVQUILT_STORE_DIR": folder}
+    return list(json.loads(subprocess.run(command, capture_output=True, check=True, env=env).stdout))
+
+
 def texts(count: int, characters: int) -> list[dict[str, str]]:
     """Different documents of real text, as uploads."""
     whole = "\n\n".join(topics[name].strip() for name in sorted(topics))

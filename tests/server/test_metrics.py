@@ -173,9 +173,10 @@ class _Told:
 def test_a_remote_tier_says_how_it_is() -> None:
     registry = CollectorRegistry()
     remote = TierStats(None, None, None, misses={"timeout": 2}, failures={"queue_full": 4}, waiting=3, breaker="open")
-    registry.register(_Told(valkey=remote, memory=TierStats(1, 2, 3)))
+    registry.register(_Told(valkey=remote, memory=TierStats(1, 2, 3, pinned=5)))
     samples = read(generate_latest(registry).decode())
     assert value(samples, "store_writes_waiting", tier="valkey") == 3
+    assert value(samples, "store_pinned", tier="memory") == 5
     states = {
         state: value(samples, "store_breaker", tier="valkey", state=state) for state in ("closed", "open", "half_open")
     }

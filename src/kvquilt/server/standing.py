@@ -69,12 +69,14 @@ def counted(tiers: Mapping[str, TierStats]) -> Iterator[Metric]:
     damage = CounterMetricFamily(
         "kvquilt:integrity_failures", "Segments found damaged, or another's in their place.", labels=["tier"]
     )
+    pinned = GaugeMetricFamily("kvquilt:store_pinned", "Segments that requests in work hold.", labels=["tier"])
     waiting = GaugeMetricFamily("kvquilt:store_writes_waiting", "Writes not yet sent.", labels=["tier"])
     breaker = GaugeMetricFamily("kvquilt:store_breaker", "1 for the state it is in.", labels=["tier", "state"])
     for tier, stats in tiers.items():
         hits.add_metric([tier], stats.hits)
         evictions.add_metric([tier], stats.evictions)
         damage.add_metric([tier], stats.integrity_failures)
+        pinned.add_metric([tier], stats.pinned)
         for reason, count in stats.misses.items():
             misses.add_metric([tier, reason], count)
         for reason, count in stats.failures.items():
@@ -83,4 +85,4 @@ def counted(tiers: Mapping[str, TierStats]) -> Iterator[Metric]:
             waiting.add_metric([tier], stats.waiting)
             for state in BreakerState:
                 breaker.add_metric([tier, state.value], stats.breaker == state.value)
-    yield from (hits, misses, errors, evictions, damage, waiting, breaker)
+    yield from (hits, misses, errors, evictions, damage, pinned, waiting, breaker)
