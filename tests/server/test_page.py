@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from kvquilt import Engine
 from kvquilt.model.steps import Steps
 from tests import chromium
 from tests.chromium import Browser
@@ -118,6 +119,31 @@ def test_files_may_be_dropped_and_what_cannot_be_taken_is_said(page: Page, files
         "picture.png: only .txt and .md files are taken. latin.txt: cannot be read as UTF-8."
     )
     assert page.texts("#library .name") == ["with.md"]
+
+
+def test_compiling_is_watched_until_the_document_is_ready(
+    page: Page, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, compile_all = threading.Event(), Engine.compile
+
+    def compiled(self: Engine, *args: Any, **options: Any) -> Any:
+        options["progress"](1, 4)
+        assert go.wait(30)
+        return compile_all(self, *args, **options)
+
+    monkeypatch.setattr(Engine, "compile", compiled)
+    page.pick(files / "with.md")
+    page.until("document.querySelector('#library .state.compiling') && document.querySelector('progress').value === 1")
+    shown = "{ const p = document.querySelector('#library progress'); [p.value, p.max, p.hidden, p.ariaLabel]; }"
+    assert page.js(shown) == [1, 4, False, "Compiling with.md"]
+    go.set()
+    page.ready("with.md")
+    assert page.js("document.querySelector('#library progress').hidden")
+    assert page.text("#documents-said") == "with.md: ready"
+    page.until("[...document.querySelectorAll('#standing tr')].some(row => row.innerText === 'ready\\t1')")
+    (memory,) = (row.split("\t") for row in page.texts("#standing tbody tr") if row.startswith("memory"))
+    assert int(memory[1]) > 0
+    assert memory[2].endswith("kB")
 
 
 def test_full_prefill_beside_it_is_measured_and_differences_are_marked(page: Page, served: Served) -> None:

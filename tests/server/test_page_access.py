@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvquilt.server.keyring import Keyring
-from kvquilt.server.keys import KeyFile
+from kvquilt.server.keys import KeyFile, Role
 from tests import chromium
 from tests.chromium import Browser
 from tests.server.page_driver import Page, opened
-from tests.server.running import Served, serving
+from tests.server.running import Served, serving, until
 from tests.server.test_access import key_file
 
 pytestmark = pytest.mark.skipif(chromium.FOUND is None, reason=chromium.WHY_NOT)
@@ -87,3 +87,38 @@ def test_a_key_that_is_revoked_locks_the_page(
         page.click("#go")
         page.until("!document.getElementById('lock').hidden && document.getElementById('talk').hidden")
         assert "of-ann" not in page.js("document.documentElement.outerHTML")
+
+
+def test_public_documents_are_there_to_be_read(
+    browser: Browser, served: Served, keys: list[str], tmp_path: Path
+) -> None:
+    held, _, publisher = KeyFile.read(tmp_path / "keys").added(role=Role.PUBLISHER)
+    held.write(tmp_path / "keys")
+    http = served.http(publisher)
+    http.post("/v1/documents", json={"id": "handbook", "text": "This is for all."})
+    until(lambda: http.get("/v1/documents/handbook").json()["state"] == "ready")
+    with opened(browser, served.url) as page:
+        unlock(page, keys[0])
+        page.ready("of-ann", "public/handbook")
+        assert page.texts("#chosen .name") == ["of-ann"], "what others put there is not in a prompt unasked"
+        assert page.js(
+            "[...document.querySelectorAll('#library li')].map(li => !li.querySelector('button').hidden)"
+        ) == [
+            True,
+            False,
+        ]
+        page.click("#library li:nth-child(2) input")
+        assert page.texts("#chosen .name") == ["of-ann", "public/handbook"]
+        page.ask("What is this?", "none")
+        assert page.js("[...document.querySelectorAll('.run')].map(run => run.title.split(':')[0])") == [
+            "1. opening", "2. of-ann", "3. public/handbook", "4. question"
+        ]  # fmt: skip
+
+
+def test_an_operators_key_opens_nothing_here_and_is_told_so(browser: Browser, served: Served, tmp_path: Path) -> None:
+    held, _, operator = KeyFile.read(tmp_path / "keys").added(role=Role.OPERATOR)
+    held.write(tmp_path / "keys")
+    with opened(browser, served.url) as page:
+        unlock(page, operator)
+        page.until("document.getElementById('trouble').innerText.includes('operator')")
+        assert page.js("[sessionStorage.length, document.getElementById('lock').hidden]") == [0, False]

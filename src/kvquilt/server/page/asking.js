@@ -65,7 +65,7 @@ export class Asking {
     const turns = this.#turns, body = { messages: this.#messages(question), temperature: 0, ...this.#length() };
     const compare = at("compare").checked, methods = [at("method").value, ...(compare ? ["full"] : [])];
     const sides = methods.map((method) => new Side(method, compare && method === "full" ? "full prefill" : method));
-    at("turns").append(make("article", { className: "turn" }, make("h3", {}, question),
+    at("turns").append(make("article", { className: "turn" }, make("h3", { dir: "auto" }, question),
       make("div", { className: "sides" }, ...sides.map((side) => side.element))));
     this.#busy(true);
     try {
@@ -122,7 +122,7 @@ class Side {
 
   constructor(method, name) {
     this.method = method;
-    this.said = make("p", { className: "answer" });
+    this.said = make("p", { className: "answer", dir: "auto" });
     this.status = make("p", { className: "note" }, "not begun");
     this.element = make("section", { className: "side", "aria-label": `Answer by ${name}` },
       make("h4", {}, name), this.said, this.status);
