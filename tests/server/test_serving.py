@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -85,7 +86,6 @@ class _started:
 
     def __init__(self, http: Any, sent: Any) -> None:
         import json
-        import socket
 
         self._socket = socket.create_connection((http.base_url.host, http.base_url.port))
         raw = json.dumps(sent).encode()
@@ -280,6 +280,50 @@ def test_a_failure_that_nobody_expected_says_its_id_and_nothing_else(
     assert "secret" not in str(caught.value) + caplog.text
     facts = [record.facts for record in caplog.records if record.getMessage() == "request"]
     assert (facts[-1]["request_id"], facts[-1]["fault"]) == (caught.value.request_id, "ZeroDivisionError")
+
+
+def test_a_failure_within_a_stream_is_in_the_log_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps, step = [], Steps.step
+
+    def broken(self: Steps, *args: Any) -> Any:
+        steps.append(1)
+        if len(steps) > 20:  # pieces were sent by then
+            raise ZeroDivisionError("the secret text of a document")
+        return step(self, *args)
+
+    monkeypatch.setattr(Steps, "step", broken)
+    with serving() as served, caplog.at_level("INFO", "kvquilt.server"):
+        with pytest.raises(openai.APIError, match="names it by the request's id") as caught:
+            list(served.client().chat.completions.create(stream=True, **body(1, 60)))
+        until(lambda: any(record.getMessage() == "request" for record in caplog.records))
+        served.rests()
+    assert caught.value.code == "internal_error"
+    assert "secret" not in caplog.text
+    (failure,) = [record.facts for record in caplog.records if record.getMessage() == "failure"]
+    (request,) = [record.facts for record in caplog.records if record.getMessage() == "request"]
+    assert (request["status"], request["fault"]) == (200, failure["fault"]) == (200, "ZeroDivisionError")
+    assert request["request_id"] == failure["request_id"]
+    assert any("test_serving.py" in place for place in failure["at"])
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [("/v1/completions", "application/json"), ("/v1/documents", "application/x-ndjson")]
+)
+def test_a_client_that_goes_away_within_its_body_is_no_failure(
+    path: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving() as served, caplog.at_level("INFO", "kvquilt.server"):
+        host, _, port = served.url.rpartition("/")[2].partition(":")
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: 99\r\n\r\n"
+        with socket.create_connection((host, int(port))) as made:
+            made.sendall(head.encode() + b'{"text": "The bakery opens at six."}\n{')
+        until(lambda: any(record.getMessage() == "request" for record in caplog.records))
+        served.rests()
+    (line,) = [record.facts for record in caplog.records if record.getMessage() == "request"]
+    assert (line["path"], line["status"], line["fault"]) == (path, 499, "client_gone")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_told_to_stop_it_ends_what_it_began_and_keeps_what_it_compiled(

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from kvquilt.answer import Answer
+from kvquilt.server import logs
 from kvquilt.server.answering import Answering
 from kvquilt.server.asked import ChatAsked, TextAsked
 from kvquilt.server.body import checked, read_json
 from kvquilt.server.described import takes
-from kvquilt.server.failures import refusal
 from kvquilt.server.presence import Events, while_there
 from kvquilt.server.record import Record, record_of
 from kvquilt.server.service import Service
@@ -80,6 +80,4 @@ async def _events(
         for each in shape.ending(found):
             yield each
     except Exception as error:  # noqa: BLE001  the status is sent: the stream itself must say it
-        told = refusal(error)
-        record.fault = told.code
-        yield event(told.body)
+        yield event(logs.failed(record, error).body)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
+from kvquilt.errors import KvquiltError
 from kvquilt.identity import PUBLIC
 from kvquilt.prompt import check_documents
 from kvquilt.server.body import LINES, checked, media_type, read_json, read_lines
@@ -82,7 +83,7 @@ async def _stream(service: Service, request: Request, tenant: str | None) -> dic
             uploaded = _uploaded(checked(UploadedPart, data))
             await asyncio.to_thread(service.keep, tenant, [uploaded])
             taken += 1
-    except Exception as error:  # noqa: BLE001  told with how far it came
+    except (RefusalError, KvquiltError) as error:  # told with how far it came
         told = refusal(error)
         message = f"{told.message}; {taken} documents before it were taken"
         raise RefusalError(told.status, told.code, message, told.param, told.retry_after) from None

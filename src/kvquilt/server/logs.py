@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import time
+import traceback
 from typing import Any
 
+from kvquilt.errors import KvquiltError
+from kvquilt.server.failures import RefusalError, refusal
 from kvquilt.server.record import Record
 
 log, _uvicorn = logging.getLogger("kvquilt.server"), logging.getLogger("uvicorn.error")
@@ -49,5 +52,13 @@ def finished(record: Record) -> None:
     log.log(level, "request", extra={"facts": {**facts, **record.facts}})
 
 
-def broken(record: Record, places: list[str]) -> None:
-    log.error("failure", extra={"facts": {"request_id": record.id, "fault": record.fault, "at": places}})
+def failed(record: Record, error: Exception) -> RefusalError:
+    """What to tell the client of `error`; noted in `record`, with a line of its own if nobody raised it on purpose."""
+    told = refusal(error)
+    record.fault = told.code
+    if not isinstance(error, RefusalError | KvquiltError):
+        record.fault = type(error).__name__
+        # places alone: the message of an exception may hold a text
+        places = [f"{f.filename}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
+        log.error("failure", extra={"facts": {"request_id": record.id, "fault": record.fault, "at": places}})
+    return told

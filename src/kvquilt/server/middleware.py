@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Callable, Sequence
 
 from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvquilt.errors import KvquiltError
 from kvquilt.server import logs
-from kvquilt.server.failures import RefusalError, refusal
 from kvquilt.server.presence import ClientGoneError
 from kvquilt.server.record import ID_HEADER, Record
 
@@ -40,27 +38,18 @@ class Around:
 
         try:
             await self._app(scope, receive, sent)
-        except ClientGoneError:
+        except (ClientGoneError, ClientDisconnect):  # while it was answered, or while its body came
             record.status, record.fault = GONE, "client_gone"
         except asyncio.CancelledError:
             record.fault = "cut_off"  # the server's grace is over
             raise
         except Exception as error:  # noqa: BLE001  nothing that happens in a request ends the server
-            await self._failed(error, record, scope, receive, sent)
+            told = logs.failed(record, error)
+            if record.status == 0:
+                await JSONResponse(told.body, told.status, headers=dict(told.headers))(scope, receive, sent)
         finally:
             # the template, so that ids of documents in paths make no labels
             record.path = getattr(scope.get("route"), "path", "")
             logs.finished(record)
             for tell in self._ended:
                 tell(record)
-
-    async def _failed(self, error: Exception, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
-        told = refusal(error)
-        record.fault = told.code
-        if not isinstance(error, RefusalError | KvquiltError):
-            record.fault = type(error).__name__
-            # places alone: the message of an exception may hold a text
-            logs.broken(record, [f"{f.filename}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)])
-        if record.status == 0:
-            response = JSONResponse(told.body, told.status, headers=dict(told.headers))
-            await response(scope, receive, send)
