@@ -200,3 +200,35 @@ def test_a_text_that_cannot_be_read_any_more_is_no_document(served: Served) -> N
     path.write_bytes(b"{")
     with pytest.raises(openai.NotFoundError):
         ask(served, "with")
+
+
+@pytest.mark.parametrize(
+    "damaged", ["{", "[]", '{"id": "b", "text": 5, "title": null, "created": 1}',
+                '{"id": "b", "text": " ", "title": null, "created": 1}',
+                '{"id": "b", "text": "Rye.", "title": null, "created": "now"}']
+)  # fmt: skip
+def test_a_damaged_file_is_left_out_at_the_start_and_said(
+    tmp_path: Path, damaged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(directory=tmp_path) as first:
+        first.http().post("/v1/documents", json=body(1)[0])
+        (path,) = first.service.folder.rglob("*.json")
+    path.with_name("b.json").write_text(damaged)
+    with serving(directory=tmp_path) as second:
+        assert [each["id"] for each in second.http().get("/v1/documents").json()["data"]] == ["with"]
+        assert "cannot be read: b.json" in caplog.text
+
+
+def test_a_gate_that_breaks_keeps_no_document_from_being_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: Any, **options: Any) -> Any:
+        raise ZeroDivisionError("the secret text of a document")
+
+    monkeypatch.setattr(Engine, "doctor", broken)
+    with serving(directory=tmp_path) as served:
+        served.http().post("/v1/documents", json=body(1)[0])
+        until(lambda: "ZeroDivisionError" in caplog.text)
+        served.http().post("/v1/documents", json=body(2)[1])
+        until(lambda: state(served, "break") == "ready")
+    assert "secret" not in caplog.text

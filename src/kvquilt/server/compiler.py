@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from kvquilt.compiling import CompileReport
 from kvquilt.engine import Engine
@@ -99,15 +100,17 @@ class Compiler:
                     self._measure(tenant)
             except _StoppedError:
                 return
+            except Exception as error:  # noqa: BLE001  what the gate met must not keep documents from being compiled
+                log.error("failed beside requests: %s", type(error).__name__)
 
     def _next(self, turn: int) -> tuple[str | None, list[Entry]] | None:
         """Whose turn it is and what is queued; nothing queued means: measure."""
-        shelves = list(self.library._shelves.items())
+        shelves = list(self.library.shelves.items())
         for n in range(len(shelves)):
             tenant, shelf = shelves[(turn + n) % len(shelves)]
-            queued = [entry for entry in shelf.values() if entry.state is State.QUEUED][:PORTION]
-            if queued:
-                return tenant, queued
+            queued = (entry for entry in shelf.values() if entry.state is State.QUEUED)
+            if portion := list(islice(queued, PORTION)):
+                return tenant, portion
         for tenant, shelf in shelves:
             ready = any(entry.state is State.READY for entry in shelf.values())
             if self.gate and ready and tenant not in self._measured:
@@ -175,9 +178,8 @@ class Compiler:
         documents = [each.of(tenant) for each in found if each is not None]
         seconds = self.engine.settings.gate_seconds
         longest = min(_SAMPLE, self.engine.model.capability.max_length)
-        size = (
-            3 * slots(longest) * self.engine.reader.layout().bytes_per_token
-        )  # the truth's, a method's and its probe's
+        caches = 3  # the truth's, a method's and its probe's
+        size = caches * slots(longest) * self.engine.reader.layout().bytes_per_token
         try:
             with self.scheduler.beside(min(size, self.scheduler.limits.cache_bytes), lambda: self._stopping):
                 self._check()

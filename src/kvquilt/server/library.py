@@ -39,23 +39,24 @@ class Library:
     Attributes:
         changed: notified of every change; who compiles waits on it. Never held while a file is read or written, but
             for the first look at a tenant's: the event loop takes it, too.
+        shelves: what was read of tenants so far; hold `changed` while using it.
     """
 
     texts: Texts
     limits: Limits
     changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
+    shelves: dict[str | None, Shelf] = field(init=False, default_factory=dict, repr=False)
     _writing: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _shelves: dict[str | None, Shelf] = field(default_factory=dict, repr=False)
     _waiters: list[Callable[[], object]] = field(default_factory=list, repr=False)
 
     def shelf(self, tenant: str | None) -> Shelf:
         """The tenant's entries by id, read from disk the first time; hold `changed` while using it."""
         with self.changed:
-            if tenant not in self._shelves:
+            if tenant not in self.shelves:
                 found = sorted(self.texts.all(tenant), key=lambda each: (each.created, each.id))
-                self._shelves[tenant] = OrderedDict((each.id, Entry.of(each)) for each in found)
+                self.shelves[tenant] = OrderedDict((each.id, Entry.of(each)) for each in found)
                 self.notify()
-            return self._shelves[tenant]
+            return self.shelves[tenant]
 
     def put(
         self, tenant: str | None, several: Sequence[Uploaded], sizes: Iterable[int] = (), quota: int | None = None
@@ -158,14 +159,14 @@ class Library:
                     raise RefusalError(409, "document_not_ready", rule, retry_after=RETRY)
                 for (owner, name), entry in zip(meant, entries, strict=True):
                     if entry.state is not State.READY:  # somebody waits for it
-                        self._shelves[owner].move_to_end(name, last=False)
+                        self.shelves[owner].move_to_end(name, last=False)
                 self._waiters.append(partial(loop.call_soon_threadsafe, turn.set))
             await turn.wait()
 
     def counts(self) -> dict[str, int]:
         """Documents of all tenants by state."""
         with self.changed:
-            found = Counter(entry.state for shelf in self._shelves.values() for entry in shelf.values())
+            found = Counter(entry.state for shelf in self.shelves.values() for entry in shelf.values())
         return {state.value: found[state] for state in State}
 
     def _check_room(self, shelf: Shelf, new: Sequence[Entry], quota: int | None) -> None:

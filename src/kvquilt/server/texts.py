@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from blake3 import blake3
+from pydantic import TypeAdapter
 
-from kvquilt.errors import StoreUnavailableError
+from kvquilt.errors import InputError
 from kvquilt.files import write_atomically, writing
 from kvquilt.identity import namespace
-from kvquilt.prompt import Document
+from kvquilt.prompt import Document, check_documents
 from kvquilt.server.messages import made_document
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,9 @@ class Uploaded:
     def digest(self) -> str:
         """Of what the model reads."""
         return blake3(self.document.text.encode()).hexdigest()
+
+
+_FORM = TypeAdapter(Uploaded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +96,11 @@ class Texts:
 
 def _read(path: Path) -> Uploaded | None:
     try:
-        return Uploaded(**json.loads(path.read_bytes()))
+        found = _FORM.validate_json(path.read_bytes(), strict=True)
+        check_documents([found.document])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, StoreUnavailableError) as error:
+    except (OSError, ValueError, InputError) as error:  # pydantic's is a ValueError
         log.error("an uploaded document cannot be read: %s (%s)", path.name, type(error).__name__)
         return None
+    return found
