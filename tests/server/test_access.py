@@ -123,12 +123,14 @@ def test_every_key_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
                 '{"version": 1, "salt": "00", "keys": [{"id": "a", "tenant": "*", "created": 0, "digest": ""}]}',
                 '{"version": 1, "salt": "00", "keys": [{"id": "a", "tenant": "b", "created": 0, "digest": "", '
                 '"role": "operator"}]}',
-                '{"version": 1, "salt": "00", "keys": [], "quotas": [1]}'],
+                '{"version": 1, "salt": "00", "keys": [], "quotas": [1]}',
+                '{"version": 1, "salt": "00", "keys": [{"id": "a", "tenant": "b", "created": 0, "digest": "00"}]}',
+                '{"version": 1, "salt": "SALT", "keys": [{"id": "a", "tenant": "b", "created": 0, "digest": 5}]}'],
 )  # fmt: skip
 def test_a_damaged_file_is_told(tmp_path: Path, content: str) -> None:
     path = tmp_path / "keys"
     path.touch(mode=0o600)
-    path.write_text(content)
+    path.write_text(content.replace("SALT", "00" * 32))
     with pytest.raises(InputError, match="api-keys"):
         Keyring(path)
 
@@ -202,9 +204,11 @@ def test_numbers_of_all_tenants_are_the_operators_alone(tmp_path: Path) -> None:
 def test_without_keys_only_names_of_this_machine_are_answered() -> None:
     with serving() as served:
         http = served.http()
-        assert http.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
-        assert http.get("/v1/models", headers={"host": "localhost:80"}).status_code == 200
-        assert http.get("/v1/models", headers={"host": "[::1]:80"}).status_code == 200
+        for path in ("/v1/models", "/metrics"):
+            for foreign in ("evil.example", "evil.example:80", "localhost.evil.example", "10.0.0.1", "[::2]:80", ""):
+                assert http.get(path, headers={"host": foreign}).status_code == 403, foreign
+            for own in ("localhost:80", "LOCALHOST", "127.0.0.1", "127.0.0.2:80", "[::1]:80", "[::1]"):
+                assert http.get(path, headers={"host": own}).status_code == 200, own
         # a form of a foreign page reaches the server without being asked first, but only as another type
         sent = json.dumps({"text": "planted"})
         assert http.post("/v1/documents", content=sent, headers={"content-type": "text/plain"}).status_code == 415

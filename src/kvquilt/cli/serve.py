@@ -88,7 +88,8 @@ def serve(
         threads=threads,
     )  # fmt: skip
     try:
-        from kvquilt.server.running import is_loopback, listening, make_server, url
+        from kvquilt.server.access import is_loopback
+        from kvquilt.server.running import listening, make_server, url
     except ImportError as error:
         raise InputError("serve", f"needs the extra: pip install 'kvquilt[server]' ({error.name} is missing)") from None
     from kvquilt.policy import needs_verdict, written_method

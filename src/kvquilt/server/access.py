@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
@@ -11,7 +12,13 @@ from kvquilt.server.keyring import Keyring
 from kvquilt.server.keys import Key, Role
 from kvquilt.server.record import record_of
 
-LOCAL = frozenset(("localhost", "127.0.0.1", "[::1]", "::1"))
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it; of other names than localhost nobody knows."""
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def guard(keyring: Keyring | None) -> Callable[[Request], Awaitable[None]]:
@@ -19,11 +26,7 @@ def guard(keyring: Keyring | None) -> Callable[[Request], Awaitable[None]]:
 
     async def known(request: Request) -> None:
         if keyring is None:
-            # a page of a foreign name that resolves to this machine would speak as its user
-            host = request.headers.get("host", "")
-            name = host if host.endswith("]") else host.rpartition(":")[0] or host
-            if name.lower() not in LOCAL:
-                raise RefusalError(403, "foreign_host", "without API keys only this machine's own names are answered")
+            _check_host(request)
             return
         key = _key(keyring, request)
         if key.role is Role.OPERATOR:
@@ -37,10 +40,20 @@ def operator_guard(keyring: Keyring | None) -> Callable[[Request], Awaitable[Non
     """Refuses who is no operator, where there are keys: numbers of all tenants tell each of them of the others."""
 
     async def known(request: Request) -> None:
-        if keyring is not None and _key(keyring, request).role is not Role.OPERATOR:
+        if keyring is None:
+            _check_host(request)
+        elif _key(keyring, request).role is not Role.OPERATOR:
             raise RefusalError(403, "wrong_key", "with API keys, /metrics needs an operator's")
 
     return known
+
+
+def _check_host(request: Request) -> None:
+    """Refuse other names than this machine's: a page of one that resolves to it would speak as its user."""
+    host = request.headers.get("host", "")
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    if not is_loopback(name.removeprefix("[").removesuffix("]")):
+        raise RefusalError(403, "foreign_host", "without API keys only this machine's own names are answered")
 
 
 def _key(keyring: Keyring, request: Request) -> Key:

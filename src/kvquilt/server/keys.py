@@ -80,7 +80,9 @@ class KeyFile:
             if data["version"] != _VERSION:
                 raise InputError("api-keys", "is of another version", data["version"])
             quotas = {str(name): int(size) for name, size in data.get("quotas", {}).items()}
-            return cls(bytes.fromhex(data["salt"]), tuple(Key(**each) for each in data["keys"]), quotas)
+            held = cls(bytes.fromhex(data["salt"]), tuple(Key(**each) for each in data["keys"]), quotas)
+            held.find("")  # a salt or a digest that is none is found now, not by every request
+            return held
         except FileNotFoundError:
             raise InputError("api-keys", "no such file; `kvquilt keys add` makes one", str(path)) from None
         except OSError as error:

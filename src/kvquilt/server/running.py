@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -35,14 +34,6 @@ def listening(host: str, port: int) -> socket.socket:
         raise InputError("host", f"cannot listen there: {error}", f"{host}:{port}") from None
     made.set_inheritable(True)
     return made
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def url(listener: socket.socket) -> str:
