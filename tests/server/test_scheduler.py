@@ -213,8 +213,9 @@ def test_who_compiles_has_room_before_those_who_come_and_after_those_who_are_the
         first.begun()
         thread = threading.Thread(target=compile)
         thread.start()
-        while not scheduler._wanted:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            while not scheduler._wanted:
+                await asyncio.sleep(0.01)
         second, _ = lined_up(scheduler, order, "b", 1)  # would fit beside the first, and pass who waits
         await settle()
         assert (order, entered.is_set()) == (["a"], False)

@@ -170,23 +170,25 @@ def test_whoever_is_not_sampled_above_is_not_here(told: Traces, collected: InMem
 
 
 @pytest.mark.parametrize(
-    ("environment", "on"),
+    ("environment", "on", "said"),
     [
-        ({}, False),
-        ({PLACE: "http://127.0.0.1:9"}, True),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9"}, True),
-        ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
-        ({PLACE: "http://127.0.0.1:9", "OTEL_TRACES_EXPORTER": "none"}, False),
-        ({PLACE: "http://127.0.0.1:9", "OTEL_SDK_DISABLED": "true"}, False),
-        ({PLACE: "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, False),
+        ({}, False, False),
+        ({PLACE: "http://127.0.0.1:9"}, True, False),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9"}, True, False),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, True, False),
+        ({PLACE: "http://127.0.0.1:9", "OTEL_TRACES_EXPORTER": "none"}, False, False),
+        ({PLACE: "http://127.0.0.1:9", "OTEL_SDK_DISABLED": "true"}, False, False),
+        ({PLACE: "http://127.0.0.1:9", "OTEL_TRACES_EXPORTER": "console"}, False, True),
+        ({PLACE: "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, False, True),
+        ({PLACE: "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}, False, True),
     ],
 )
 def test_the_standard_variables_say_whether_anybody_is_told(
-    environment: dict[str, str], on: bool, caplog: pytest.LogCaptureFixture
+    environment: dict[str, str], on: bool, said: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with traced(MODEL, environment) as told:
         assert bool(told) is on
-    assert ("no traces" in caplog.text) is ("OTEL_EXPORTER_OTLP_PROTOCOL" in environment)
+    assert ("no traces" in caplog.text) is said, "asked for and not there is said, not asked for is not"
 
 
 @pytest.mark.parametrize("dead", ["refuses", "hangs"])

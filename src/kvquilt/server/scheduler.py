@@ -63,7 +63,7 @@ class Ticket:
 
 
 class Scheduler:
-    """Of one event loop, from which alone it is used but for `beside`.
+    """Of one event loop, from which alone it is used but for `beside`, and to be looked at.
 
     Turns go round over tenants that wait; whoever is next and does not fit holds up all others, so that a long prompt
     is not passed for ever by short ones. A tenant has its share of the queue, whatever others send.
@@ -81,7 +81,8 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests that have entered and are not being answered."""
-        return self._waiting.total()
+        with self._room:
+            return self._waiting.total()
 
     def enter(self, tenant: str | None, tenants: int = 1) -> Ticket:
         """A place in the queue.
@@ -93,16 +94,18 @@ class Scheduler:
             RefusalError: the queue, or this tenant's share of it, is full.
         """
         share = max(1, self.limits.queue // max(1, tenants))
-        if self.waiting >= self.limits.queue or self._waiting[tenant] >= share:
-            raise RefusalError(503, "queue_full", "too many requests are waiting", retry_after=RETRY)
-        self._waiting[tenant] += 1
+        with self._room:  # a thread that gives room back calls the next one, who then no longer waits
+            if self.waiting >= self.limits.queue or self._waiting[tenant] >= share:
+                raise RefusalError(503, "queue_full", "too many requests are waiting", retry_after=RETRY)
+            self._waiting[tenant] += 1
         return Ticket(self, tenant)
 
     def check_integrity(self) -> None:
         """Raise `IntegrityError` where something is held and nobody is there."""
-        bytes = self.bytes - self._beside
-        if self.waiting == 0 and (self._lines or (self.streams == 0 and (bytes or self._reading))):
-            raise IntegrityError(f"scheduler: {bytes} bytes and {len(self._lines)} lines of nobody")
+        with self._room:
+            bytes = self.bytes - self._beside
+            if self.waiting == 0 and (self._lines or (self.streams == 0 and (bytes or self._reading))):
+                raise IntegrityError(f"scheduler: {bytes} bytes and {len(self._lines)} lines of nobody")
 
     @contextmanager
     def beside(self, size: int, unwanted: Callable[[], bool]) -> Iterator[bool]:

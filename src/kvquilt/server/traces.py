@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 log = logging.getLogger("kvquilt.server")
-SAID = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_SDK_DISABLED")
+SAID = (
+    "OTEL_TRACES_EXPORTER", "OTEL_SDK_DISABLED", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL",
+)  # fmt: skip
 PLACES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 PATIENCE = 3.0  # seconds that the end of the server waits for spans that were not sent yet
 STAGES = ("prompt", "choose", "lookup", "compile", "place", "probe", "read")  # up to the first token, as they follow
@@ -129,8 +131,12 @@ class Traces:
 @contextmanager
 def traced(model: str, environment: Mapping[str, str] = os.environ) -> Iterator[Sequence[Callable[[Record], object]]]:
     """Whom a server tells of its requests: nobody, unless OpenTelemetry's standard variables name a collector."""
-    kind, protocol, disabled = (environment.get(name, "").strip().lower() for name in SAID)
-    if disabled == "true" or kind not in ("", "otlp") or not (kind or any(map(environment.get, PLACES))):
+    kind, disabled, *protocols = (environment.get(name, "").strip().lower() for name in SAID)
+    if disabled == "true" or kind == "none" or not (kind or any(map(environment.get, PLACES))):
+        yield ()
+        return
+    if kind not in ("", "otlp"):
+        log.warning("no traces: they are sent with OTEL_TRACES_EXPORTER=otlp alone")
         yield ()
         return
     try:
@@ -139,7 +145,7 @@ def traced(model: str, environment: Mapping[str, str] = os.environ) -> Iterator[
         log.warning("no traces: they need the extra, pip install 'kvquilt[otel]'")
         yield ()
         return
-    if protocol not in ("", "http/protobuf"):
+    if next(filter(None, protocols), "http/protobuf") != "http/protobuf":
         log.warning("no traces: they are sent with OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf alone")
         yield ()
         return
