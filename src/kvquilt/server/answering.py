@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from kvquilt.answer import Answer, Stream
-from kvquilt.server.failures import RefusalError
+from kvquilt.server.deadline import Deadline
 from kvquilt.server.scheduler import Ticket
 
 Open = Callable[[Callable[[], None]], Stream]  # given what to call once the prompt is read
@@ -20,7 +20,6 @@ class Answering:
     when its thread no longer holds anything.
 
     Args:
-        deadline: in the loop's time.
         among: those whose threads run; it is in there until its own has given everything back.
         paced: told of the seconds between two pieces, from the thread.
     """
@@ -29,7 +28,7 @@ class Answering:
         self,
         open: Open,
         ticket: Ticket,
-        deadline: float,
+        deadline: Deadline,
         among: set[Answering],
         paced: Callable[[float], object] = lambda seconds: None,
     ) -> None:
@@ -50,11 +49,11 @@ class Answering:
             KvquiltError: reading or decoding failed.
         """
         try:
-            async with asyncio.timeout_at(self._deadline):
+            async with asyncio.timeout_at(self._deadline.at):
                 found = await self._found.get()
         except TimeoutError:
             self.stop()
-            raise RefusalError(504, "deadline_exceeded", "the answer took longer than its deadline") from None
+            raise self._deadline.missed("the answer took longer than its deadline") from None
         if isinstance(found, BaseException):
             raise found
         return found

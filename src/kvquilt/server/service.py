@@ -16,6 +16,7 @@ from kvquilt.prompt import Document, Prompt, Run
 from kvquilt.server.answering import Answering
 from kvquilt.server.asked import ChatAsked, TextAsked, TokenizeAsked
 from kvquilt.server.compiler import Compiler
+from kvquilt.server.deadline import Deadline
 from kvquilt.server.entry import Entry
 from kvquilt.server.failures import RefusalError
 from kvquilt.server.footprint import SLACK, of_prompt
@@ -119,16 +120,15 @@ class Service:
         self.check_model(asked.model)
         if sum(1 for _ in parts_in(asked)) > self.limits.documents:
             raise RefusalError(400, "too_many_documents", f"more than {self.limits.documents} documents in a prompt")
-        limit = min(self.limits.deadline, asked.kvquilt.deadline or self.limits.deadline)
-        deadline = asyncio.get_running_loop().time() + limit
+        deadline = Deadline.of(asked.kvquilt.deadline, self.limits.deadline)
         ticket = self.scheduler.enter(tenant, len(self.tenants))
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(deadline.at):
                 return await self._begin(asked, tenant, ticket, deadline)
         except TimeoutError:
             ticket.leave()
             rule = "the server was too busy to begin within the request's deadline"
-            raise RefusalError(504, "deadline_exceeded", rule, retry_after=5) from None
+            raise deadline.missed(rule, retry_after=5) from None
         except BaseException:
             ticket.leave()
             raise
@@ -178,7 +178,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._reading, make)
 
     async def _begin(
-        self, asked: ChatAsked | TextAsked, tenant: str | None, ticket: Ticket, deadline: float
+        self, asked: ChatAsked | TextAsked, tenant: str | None, ticket: Ticket, deadline: Deadline
     ) -> Answering:
         options = asked.options
         if named := named_in(asked):
