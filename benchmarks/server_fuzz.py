@@ -50,7 +50,7 @@ def main() -> None:
         memory.append(served.rss)
         served.rests()
         plain = served.ask("/v1/completions", {"prompt": "a", "max_tokens": 1})[0]
-        failed = [line for line in served.said if '"broken"' in line or "Traceback" in line]
+        failed = [line for line in served.said if '"failure"' in line or "Traceback" in line]
         status = served.stop()
     result = {
         **environment(),

@@ -1,6 +1,6 @@
 """How many rows of a prompt are read at once while others stream: what the streams wait for, and what the prompt pays.
 
-    python benchmarks/shared_rows.py --model PATH --json OUT.json [--rows 8,16,32,64,128]
+    python benchmarks/shared_rows.py --model PATH --json OUT.json [--rows 8,16,32,64,128,512]
 
 One stream decodes; meanwhile a long prompt is read in full by another thread. For each number of rows: the stream's
 pause between two tokens while the prompt is read, over its pause alone (1 would be no wait at all; 2 means that
