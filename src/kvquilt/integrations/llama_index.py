@@ -49,8 +49,7 @@ class Kvquilt(llms.CustomLLM):
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        *_, last = self._answer(messages, **kwargs)
-        return last
+        return list(self._answer(messages, **kwargs))[-1]
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
