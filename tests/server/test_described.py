@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +48,12 @@ def test_a_failure_is_what_is_told(served: Served) -> None:
 def test_a_field_that_must_be_neutral_is_not_offered(served: Served) -> None:
     told = served.http().get("/openapi.json").json()
     assert not set(ABSENT) & set(told["components"]["schemas"]["ChatAsked"]["properties"])
+
+
+def test_every_code_of_an_error_stands_on_the_page() -> None:
+    root = Path(__file__).parents[2]
+    source = "".join(path.read_text(encoding="utf-8") for path in (root / "src/kvquilt/server").glob("*.py"))
+    codes = set(re.findall(r'RefusalError\([^"]*?\d{3}[^"]*?, "([a-z_0-9]+)"', source))
+    assert {"invalid_api_key", "queue_full", "deadline_exceeded"} <= codes
+    table = (root / "docs/server.md").read_text(encoding="utf-8").partition("## Errors")[2]
+    assert codes <= set(re.findall(r"`([a-z_0-9]+)`", table))
