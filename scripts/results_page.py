@@ -8,6 +8,7 @@ from typing import Any
 from evaluation_measured import evaluation_sections
 from methods_measured import RESULTS, ROOT, table
 from patterns_measured import pattern_section
+from server_measured import server_section
 from studies_measured import study_sections
 from training_measured import training_sections
 
@@ -60,7 +61,7 @@ def results_page(note: str) -> str:
     rows += _store_rows()
     lines += table(["ratio", "context tokens", "measured", "bar", "met"], rows)
     lines += ["", "## What reuse does to answers", "", *_quality()]
-    lines += evaluation_sections() + pattern_section() + training_sections() + study_sections()
+    lines += evaluation_sections() + pattern_section() + training_sections() + study_sections() + server_section()
     return "\n".join([*lines, ""])
 
 
