@@ -66,6 +66,7 @@ def test_without_a_key_or_with_a_wrong_one_nothing_is_told(tmp_path: Path) -> No
             for path in ("/v1/models", "/v1/documents"):
                 told = served.http().get(path, headers=headers)
                 assert (told.status_code, told.json()["error"]["code"]) == (401, "invalid_api_key")
+                assert told.headers["www-authenticate"] == "Bearer"
         with pytest.raises(openai.AuthenticationError):
             served.client("wrong").models.list()
         assert served.http().get("/health").status_code == 200
@@ -133,6 +134,24 @@ def test_a_damaged_file_is_told(tmp_path: Path, content: str) -> None:
     path.write_text(content.replace("SALT", "00" * 32))
     with pytest.raises(InputError, match="api-keys"):
         Keyring(path)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"tenant": 5}, {"tenant": ["a"]}, {"tenant": "\ud800"}, {"id": 7}, {"created": "now"}, {"digest": None},
+                {"digest": "\u00e9"}, {"role": []}, {"quotas": {"a": -1}}, {"quotas": {"a": 1e999}},
+                {"quotas": {"a": "1"}}, {"salt": "00"}, "[" * 100_000],
+    ids=lambda each: str(each)[:24].encode("ascii", "backslashreplace").decode(),
+)  # fmt: skip
+def test_a_file_that_is_damaged_under_a_server_opens_nothing_and_fails_nothing(tmp_path: Path, changed: Any) -> None:
+    (secret,) = key_file(path := tmp_path / "keys", "a")
+    held, whole = Keyring(path), path.read_text()
+    data = json.loads(whole)
+    if isinstance(changed, dict):
+        (data if changed.keys() & data.keys() else data["keys"][0]).update(changed)
+    path.write_text(json.dumps(data) if isinstance(changed, dict) else changed)
+    assert (held.file.find(secret), held.file.tenants) == (None, ())
+    path.write_text(whole)
+    assert held.file.tenants == ("a",)
 
 
 _ADDS = """

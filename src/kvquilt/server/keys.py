@@ -49,6 +49,11 @@ class Key:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "role", Role(self.role))
+        if not (
+            all(isinstance(each, str) for each in (self.id, self.tenant, self.digest)) and type(self.created) is int
+        ):
+            raise TypeError("a field of a key is of another type")
+        self.tenant.encode()  # what UTF-8 cannot hold is no name
         owned = {Role.PUBLISHER: PUBLIC, Role.OPERATOR: ""}
         if self.tenant != owned.get(self.role, self.tenant) or (
             self.role is Role.TENANT and self.tenant in ("", PUBLIC)
@@ -79,7 +84,9 @@ class KeyFile:
             data = json.loads(path.read_bytes())
             if data["version"] != _VERSION:
                 raise InputError("api-keys", "is of another version", data["version"])
-            quotas = {str(name): int(size) for name, size in data.get("quotas", {}).items()}
+            quotas = dict(data.get("quotas", {}).items())
+            if not all(type(size) is int and size >= 0 for size in quotas.values()):
+                raise ValueError("a quota is no number of bytes")
             held = cls(bytes.fromhex(data["salt"]), tuple(Key(**each) for each in data["keys"]), quotas)
             held.find("")  # a salt or a digest that is none is found now, not by every request
             return held
@@ -87,7 +94,7 @@ class KeyFile:
             raise InputError("api-keys", "no such file; `kvquilt keys add` makes one", str(path)) from None
         except OSError as error:
             raise InputError("api-keys", f"cannot be read: {error.strerror}", str(path)) from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError("api-keys", "is damaged", str(path)) from None
