@@ -121,7 +121,7 @@ def test_no_text_no_key_no_tenant_and_no_document_is_told(
     until(lambda: told._provider.force_flush() and any("documents" in s.name for s in collected.get_finished_spans()))
     all_ = spans(told, collected)
     text = " ".join(each.to_json() for each in collected.get_finished_spans())
-    assert "GET /v1/documents/{name:path}" in {each.name for each in collected.get_finished_spans()}
+    assert "GET /v1/documents/{name:whole}" in {each.name for each in collected.get_finished_spans()}
     assert "What is it" not in text
     assert "kvq-secret" not in text
     assert documents(1)[0].text[:12] not in text

@@ -16,6 +16,7 @@ from kvquilt.server.body import LINES, checked, media_type, read_json, read_line
 from kvquilt.server.described import takes
 from kvquilt.server.failures import RefusalError, refusal
 from kvquilt.server.fields import PUBLIC_IDS, UploadedPart, UploadedParts
+from kvquilt.server.paths import WHOLE
 from kvquilt.server.record import record_of
 from kvquilt.server.service import Service
 from kvquilt.server.texts import Uploaded
@@ -55,19 +56,24 @@ def routes(service: Service) -> APIRouter:
         with library.changed:
             entries = sorted(shelf.values(), key=lambda each: (each.created, each.id))
         if after is not None:
-            entries = list(dropwhile(lambda each: prefix + each.id != after, entries))[1:]
+            entries = list(dropwhile(lambda each: prefix + each.id != after, entries))
+            if not entries:  # it may have been deleted meanwhile: an empty page would look like the end
+                raise RefusalError(
+                    404, "document_not_found", f"there is no document {after!r} to go on behind", "after"
+                )
+            entries = entries[1:]
         return {
             "object": "list",
             "data": [{**each.as_dict(), "id": prefix + each.id} for each in islice(entries, limit)],
             "has_more": len(entries) > limit,
         }
 
-    @router.get("/v1/documents/{name:path}")
+    @router.get(f"/v1/documents/{{name:{WHOLE}}}")
     async def state(request: Request, name: str) -> dict[str, Any]:
         entry = await asyncio.to_thread(library.get, record_of(request).tenant, name)
         return {**entry.as_dict(), "id": name}
 
-    @router.delete("/v1/documents/{name:path}")
+    @router.delete(f"/v1/documents/{{name:{WHOLE}}}")
     async def remove(request: Request, name: str) -> dict[str, Any]:
         await asyncio.to_thread(service.forget, record_of(request).tenant, name)
         return {"id": name, "object": "document.deleted", "deleted": True}

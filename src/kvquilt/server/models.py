@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from kvquilt.server.asked import TokenizeAsked
 from kvquilt.server.body import checked, read_json
 from kvquilt.server.described import takes
+from kvquilt.server.paths import WHOLE
 from kvquilt.server.record import record_of
 from kvquilt.server.service import Service
 
@@ -27,7 +28,7 @@ def routes(service: Service) -> APIRouter:
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [card()]}
 
-    @router.get("/v1/models/{name:path}")
+    @router.get(f"/v1/models/{{name:{WHOLE}}}")
     async def model(name: str) -> dict[str, Any]:
         service.check_model(name)
         return card()
