@@ -96,6 +96,37 @@ def _first_then_nothing(receive: Any) -> Any:
     return stalled
 
 
+@pytest.mark.parametrize(
+    ("kind", "data", "rule"),
+    [
+        (ChatAsked, {"messages": [], "kvquilt": {}}, "messages: must not be empty"),
+        (ChatAsked, {}, "messages: is needed"),
+        (
+            ChatAsked,
+            {"messages": [{"role": "user", "content": "x"}], "kvquilt": {"budgt": "5%"}},
+            "kvquilt.budgt: unrecognized field; did you mean 'budget'?",
+        ),
+        (
+            ChatAsked,
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages.0.content.0: type must be one of 'text', 'document'",
+        ),
+        (
+            ChatAsked,
+            {"messages": [{"role": "user", "content": [{"type": "document", "id": "a", "tilte": "b"}]}]},
+            "messages.0.content.0.document.tilte: unrecognized field; did you mean 'title'?",
+        ),
+        (UploadedPart, {"text": "x", "metadata": {}}, "metadata: unrecognized field; valid: id, text, title"),
+        (UploadedPart, {"id": "", "text": "x"}, "id: must not be empty"),
+        (UploadedPart, [], "body: must be an object"),
+    ],
+)
+def test_the_field_at_fault_is_told_in_plain_words(kind: Any, data: Any, rule: str) -> None:
+    with pytest.raises(RefusalError) as caught:
+        checked(kind, data)
+    assert (caught.value.message, caught.value.param) == (rule, rule.partition(":")[0])
+
+
 def test_no_error_quotes_what_was_sent() -> None:
     for kind, data in (
         (UploadedPart, {"text": ["a secret"]}),

@@ -173,6 +173,13 @@ def test_bad_uploads_are_told_and_leave_nothing(tmp_path: Path, sent: Any, statu
         assert served.http().get("/v1/documents").json()["data"] == []
 
 
+def test_how_to_declare_a_body_is_told(served: Served) -> None:
+    told = served.http().post("/v1/documents", content=b"{}").json()["error"]["message"]
+    assert "application/json or application/x-ndjson; say so with a header" in told
+    chat = served.http().post("/v1/chat/completions", content=b"{}").json()["error"]["message"]
+    assert "x-ndjson" not in chat
+
+
 def test_lines_before_a_bad_one_stay(served: Served) -> None:
     lines = json.dumps(body(1)[0]).encode() + b'\n\n{"id": "b"}\n' + json.dumps(body(2)[1]).encode()
     told = served.http().post("/v1/documents", content=lines, headers={"content-type": "application/x-ndjson"})
@@ -186,6 +193,7 @@ def test_a_tenant_keeps_no_more_than_it_may(tmp_path: Path) -> None:
         http = served.http()
         told = http.post("/v1/documents", json={"documents": body(3)})
         assert (told.status_code, told.json()["error"]["code"]) == (413, "quota_exceeded")
+        assert "3 documents of yours, and you may keep 2;" in told.json()["error"]["message"]
         assert http.get("/v1/documents").json()["data"] == []
         assert not list(served.service.folder.rglob("*.json"))
         for _ in range(2):  # the second time they are there already

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -16,21 +16,34 @@ from kvquilt.server.limits import Limits
 Fields = TypeVar("Fields", bound=BaseModel)
 PATIENCE = 60.0  # seconds for a body, or for the next piece of a stream of documents
 JSON, LINES = "application/json", "application/x-ndjson"
+# pydantic's words for what clients get wrong most
+_PLAIN = {
+    "missing": "is needed",
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+    "model_type": "must be an object",
+    "union_tag_invalid": "type must be one of {expected_tags}",
+    "union_tag_not_found": "needs a type",
+}
 
 
 def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def read_json(request: Request, limits: Limits) -> Any:
+async def read_json(request: Request, limits: Limits, others: Sequence[str] = ()) -> Any:
     """The body as JSON.
+
+    Args:
+        others: media types that the route takes, too, and reads by itself.
 
     Raises:
         RefusalError: 413 too long, 415 not declared as JSON, 400 no UTF-8, no JSON or nested too deeply.
     """
     # browsers send any other type without asking the server first, so a foreign page could fill a local server
     if media_type(request) != JSON:
-        raise RefusalError(415, "unsupported_media_type", f"the content-type must be {JSON}", "content-type")
+        rule = f"the content-type must be {' or '.join((JSON, *others))}; say so with a header, 'content-type: {JSON}'"
+        raise RefusalError(415, "unsupported_media_type", rule, "content-type")
     return parsed(await _read(request, limits.body_bytes), limits)
 
 
@@ -89,9 +102,12 @@ def checked(kind: type[Fields], data: Any) -> Fields:
     except ValidationError as error:
         # where a field may be of several types, the one that came furthest tells most
         told = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
-        place = ".".join(each for each in map(str, told["loc"]) if "[" not in each)  # types among them are pydantic's
-        param = told.get("ctx", {}).get("param") or place or "body"
-        raise RefusalError(400, "invalid_value", f"{param}: {told['msg']}", param) from None
+        context = told.get("ctx", {})
+        loc = (*told["loc"], context["unknown"]) if "unknown" in context else told["loc"]
+        place = ".".join(each for each in map(str, loc) if "[" not in each)  # types among them are pydantic's
+        param = context.get("param") or place or "body"
+        rule = _PLAIN[told["type"]].format(**context) if told["type"] in _PLAIN else told["msg"]
+        raise RefusalError(400, "invalid_value", f"{param}: {rule}", param) from None
 
 
 async def _read(request: Request, limit: int) -> bytes:

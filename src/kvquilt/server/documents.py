@@ -34,7 +34,7 @@ def routes(service: Service) -> APIRouter:
         tenant = record_of(request).tenant
         if media_type(request) == LINES:
             return JSONResponse(await _stream(service, request, tenant), ACCEPTED)
-        data = await read_json(request, service.limits)
+        data = await read_json(request, service.limits, [LINES])
         if isinstance(data, dict) and "documents" in data:
             several = [_uploaded(part) for part in checked(UploadedParts, data).documents]
             check_documents([each.document for each in several])

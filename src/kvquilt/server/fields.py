@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+from kvquilt.errors import nearest
 
 PUBLIC_IDS = "public/"  # what ids of public documents begin with, and no others
 
@@ -25,6 +27,15 @@ class Strict(BaseModel):
     """No unknown fields, no types made of others."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, data: Any) -> Any:
+        for name in data if isinstance(data, dict) else ():
+            if name not in cls.model_fields:
+                hint = nearest(name, cls.model_fields)
+                raise PydanticCustomError("unknown", "unrecognized field{hint}", {"unknown": name, "hint": hint})
+        return data
 
 
 class TextPart(Strict):
