@@ -382,6 +382,9 @@ def test_counts_and_lines(caplog: pytest.LogCaptureFixture) -> None:
         assert http.get("/health").json() == {"status": "ok"}
         assert http.get("/ready").json() == {"status": "ready", "model": MODEL}
         answer = served.client().chat.completions.create(extra_headers={"x-request-id": "mine.1"}, **body())
+        near, far = http.post("/chat/completions"), http.get("/v2")
+        assert near.json()["error"]["message"].endswith("there is no such route; did you mean /v1/chat/completions?")
+        assert far.json()["error"]["message"].endswith("there is no such route; GET /openapi.json lists them")
         odd = http.get("/v1/nothing", headers={"x-request-id": 'a"b\\'})
         assert odd.json()["error"]["code"] == "unknown_url"
         assert odd.headers["x-request-id"].startswith("req-")

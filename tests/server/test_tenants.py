@@ -147,7 +147,7 @@ def test_uploads_beyond_a_quota_are_refused_and_those_within_stay(tmp_path: Path
         assert upload(served, ann, a=TEXTS[0], b=TEXTS[1]).status_code == 202
         told = upload(served, ann, c=TEXTS[2])
         assert (told.status_code, told.json()["error"]["code"]) == (413, "quota_exceeded")
-        assert "compiled segments" in told.json()["error"]["message"]
+        assert "MiB of compiled segments" in told.json()["error"]["message"]
         assert upload(served, ann, a=TEXTS[0]).status_code == 202, "the same again takes nothing"
         ready(served, ann, "a", "b")
         assert sources(ask(served, ann, "a", "b")) == ["memory", "memory"]
@@ -157,7 +157,7 @@ def test_uploads_beyond_a_quota_are_refused_and_those_within_stay(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("limits", "told"), [(Limits(text_bytes=200), "bytes of texts"), (Limits(stored=1), "documents")]
+    ("limits", "told"), [(Limits(text_bytes=200), "MiB of texts"), (Limits(stored=1), "documents")]
 )
 def test_texts_have_a_quota_too(tmp_path: Path, limits: Limits, told: str) -> None:
     with tenants(tmp_path, limits=limits) as (served, ann, bob, _):

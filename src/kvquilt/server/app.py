@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from difflib import get_close_matches
+from functools import cache, partial
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -43,7 +45,7 @@ def make_app(service: Service, told: Sequence[Callable[[Record], object]] = ()) 
             await asyncio.to_thread(service.stop)
 
     app = FastAPI(docs_url=None, redoc_url=None, lifespan=lifespan, telemetry=SILENT)
-    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
+    app.openapi = cache(partial(describe, app))  # type: ignore[method-assign]
     app.include_router(state.routes(service))
     app.include_router(page_files.routes())
     for each in (completions, documents, models, page_state):
@@ -59,8 +61,15 @@ async def _no_route(request: Request, error: Exception) -> Response:
     codes = {404: "unknown_url", 405: "method_not_allowed"}
     code = codes.get(error.status_code, "http_error")
     record_of(request).fault = code
-    told = RefusalError(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
+    rule = f"there is no such route{_like(request)}" if error.status_code == 404 else error.detail
+    told = RefusalError(error.status_code, code, f"{request.method} {request.url.path}: {rule}")
     return JSONResponse(told.body, error.status_code, headers=error.headers)
+
+
+def _like(request: Request) -> str:
+    paths = list(request.app.openapi()["paths"])
+    close = get_close_matches(request.url.path, paths, n=1)
+    return f"; did you mean {close[0]}?" if close else "; GET /openapi.json lists them"
 
 
 async def _bad_query(request: Request, error: Exception) -> Response:

@@ -33,7 +33,8 @@ class RefusalError(Exception):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        later = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        return {**later, "www-authenticate": "Bearer"} if self.status == 401 else later
 
 
 def refusal(error: BaseException) -> RefusalError:

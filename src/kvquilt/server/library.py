@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
+from math import ceil
 
 from kvquilt.identity import PUBLIC
 from kvquilt.prompt import Document
@@ -68,24 +69,39 @@ class Library:
 
         Raises:
             RefusalError: the tenant would have more than it may; none is taken.
-            StoreUnavailableError: a text cannot be kept.
+            StoreUnavailableError: a text cannot be kept; those before it are taken.
         """
         shelf, sizes = self.shelf(tenant), list(sizes) or [0] * len(several)
         entries = [Entry.of(each, size) for each, size in zip(several, sizes, strict=True)]
         with self._writing:
+            lost = [self.texts.read(tenant, each.id) is None for each in entries]  # what is sent again mends it
             with self.changed:
                 known = {each.id: shelf[each.id] for each in entries if each.id in shelf}
-                new = [not (each.id in known and known[each.id].same(each)) for each in entries]
+                new = [
+                    gone or not (each.id in known and known[each.id].same(each))
+                    for each, gone in zip(entries, lost, strict=True)
+                ]
                 self._check_room(shelf, list(compress(entries, new)), quota)
-            for uploaded in compress(several, new):
-                self.texts.write(tenant, uploaded)
+            written: list[Entry] = []
+            try:
+                for uploaded, entry in compress(zip(several, entries, strict=True), new):
+                    self.texts.write(tenant, uploaded)
+                    written.append(entry)
+            finally:
+                with self.changed:
+                    shelf.update((entry.id, entry) for entry in written)
+                    self.notify()
             with self.changed:
-                shelf.update((entry.id, entry) for entry in compress(entries, new))
                 for entry in known.values():
                     if entry.state is State.FAILED:  # asked for again
                         entry.state, entry.error = State.QUEUED, None
                 self.notify()
                 return [shelf[entry.id] for entry in entries]
+
+    def kept(self, tenant: str | None, id: str) -> Uploaded | None:
+        """What was uploaded, as far as it can be read, at no moment between a text and its entry."""
+        with self._writing:
+            return self.texts.read(tenant, id)
 
     def get(self, tenant: str | None, id: str) -> Entry:
         """
@@ -174,11 +190,14 @@ class Library:
         old = [shelf[each.id] for each in new if each.id in shelf]
         for what, have, more, most in (
             ("documents", len(shelf), len(new) - len(old), self.limits.stored),
-            ("bytes of texts", *_summed("text_bytes", shelf, new, old), self.limits.text_bytes),
-            ("bytes of compiled segments", *_summed("segment_bytes", shelf, new, old), quota),
+            ("MiB of texts", *_summed("text_bytes", shelf, new, old), self.limits.text_bytes),
+            ("MiB of compiled segments", *_summed("segment_bytes", shelf, new, old), quota),
         ):
             if most is not None and more > 0 and have + more > most:
-                rule = f"these would make {have + more} {what} of yours, and you may keep {most}; delete some"
+                told = _mib if what.startswith("MiB") else str
+                rule = (
+                    f"these would make {told(have + more)} {what} of yours, and you may keep {told(most)}; delete some"
+                )
                 raise RefusalError(413, "quota_exceeded", rule)
 
     def notify(self) -> None:
@@ -196,5 +215,11 @@ def _summed(name: str, shelf: Shelf, new: Sequence[Entry], old: Sequence[Entry])
     return have, more - less
 
 
+def _mib(size: int) -> str:
+    """As flags have it, rounded up: what is a little too much must not look as if it fitted."""
+    return f"{ceil(size / (1 << 20) * 100) / 100:.2f}"
+
+
 def _unknown(id: str) -> RefusalError:
-    return RefusalError(404, "document_not_found", f"there is no document {id!r}; upload it, or send its text", "id")
+    rule = f"there is no document {id!r}; upload it, or send its text; GET /v1/documents lists what there is"
+    return RefusalError(404, "document_not_found", rule, "id")
