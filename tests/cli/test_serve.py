@@ -18,6 +18,7 @@ import pytest
 
 from kvquilt.cli.demo import demo_documents
 from kvquilt.cli.serve import _upload_demo
+from kvquilt.errors import InputError
 from tests.server.running import serving
 
 
@@ -91,7 +92,15 @@ def test_a_port_that_is_taken_is_told(run: Any) -> None:
         outcome = run("serve", "no-such-model", "--port", taken.getsockname()[1])
     finally:
         taken.close()
-    assert (outcome.code, "cannot listen there" in outcome.err) == (2, True)
+    assert (outcome.code, "port: another program listens there" in outcome.err) == (2, True)
+
+
+def test_an_address_that_cannot_be_had_is_told() -> None:
+    from kvquilt.server.running import listening
+
+    with pytest.raises(InputError, match="cannot listen there") as caught:
+        listening("192.0.2.1", 0)  # nobody's, by RFC 5737
+    assert caught.value.field == "host"
 
 
 def test_an_address_that_is_told_can_be_reached_though_nobody_accepts_yet() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,6 +32,9 @@ def listening(host: str, port: int) -> socket.socket:
         made.listen()  # whoever is told the address before the server accepts waits, and is not refused
     except (OSError, OverflowError) as error:
         made.close()
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            rule = "another program listens there; stop it, or give another port (0 takes a free one)"
+            raise InputError("port", rule, f"{host}:{port}") from None
         raise InputError("host", f"cannot listen there: {error}", f"{host}:{port}") from None
     made.set_inheritable(True)
     return made
