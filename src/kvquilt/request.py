@@ -128,6 +128,7 @@ class Request:
             rule = (
                 f"{self.method.name}: its probe alone costs {least} token-layers on this prompt ({share:.1%}), and the "
                 f"budget allows {allowed}; the least possible is {least}"
+                f"{', more than reuse saves here: take another method, or full' if share > 1 else ''}"
             )
             raise InputError("budget", rule, str(self.method.budget))
         return allowed
