@@ -120,7 +120,7 @@ class Compiler:
     def _compile(self, tenant: str | None, entries: Sequence[Entry]) -> None:
         held = []
         for entry in entries:
-            found = self.library.texts.read(tenant, entry.id)
+            found = self.library.kept(tenant, entry.id)
             if found is None or found.digest != entry.digest:
                 self._say([entry], State.FAILED, "its text is gone")  # or replaced, and then queued anew
             else:

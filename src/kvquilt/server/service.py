@@ -140,15 +140,15 @@ class Service:
             RefusalError, StoreUnavailableError: see `Library.put`.
         """
         before = [self.library.texts.read(tenant, each.id) for each in several]
-        if self.shares is None:
-            entries = self.library.put(tenant, several)
-        else:
+        try:
+            if self.shares is None:
+                return self.library.put(tenant, several)
             sizes = [self.compiler.size(each.of(tenant)) for each in several]
-            entries = self.library.put(tenant, several, sizes, self.shares.of(tenant))
-        for old in before:
-            if old is not None and not self.library.stands(tenant, old.digest):
-                self.compiler.discard(old.of(tenant), tenant)
-        return entries
+            return self.library.put(tenant, several, sizes, self.shares.of(tenant))
+        finally:  # where some could not be kept, others were replaced
+            for old in before:
+                if old is not None and not self.library.stands(tenant, old.digest):
+                    self.compiler.discard(old.of(tenant), tenant)
 
     def forget(self, tenant: str | None, name: str) -> None:
         """Delete an uploaded document and what was compiled of it.
