@@ -381,6 +381,7 @@ def test_counts_and_lines(caplog: pytest.LogCaptureFixture) -> None:
         http = served.http()
         assert http.get("/health").json() == {"status": "ok"}
         assert http.get("/ready").json() == {"status": "ready", "model": MODEL}
+        assert [http.head(path).status_code for path in ("/health", "/ready")] == [200, 200], "as some probes ask"
         answer = served.client().chat.completions.create(extra_headers={"x-request-id": "mine.1"}, **body())
         near, far = http.post("/chat/completions"), http.get("/v2")
         assert near.json()["error"]["message"].endswith("there is no such route; did you mean /v1/chat/completions?")

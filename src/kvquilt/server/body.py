@@ -42,7 +42,7 @@ async def read_json(request: Request, limits: Limits, others: Sequence[str] = ()
     """
     # browsers send any other type without asking the server first, so a foreign page could fill a local server
     if media_type(request) != JSON:
-        rule = f"the content-type must be {' or '.join((JSON, *others))}; say so with a header, 'content-type: {JSON}'"
+        rule = f"the header content-type must be {' or '.join((JSON, *others))}"
         raise RefusalError(415, "unsupported_media_type", rule, "content-type")
     return parsed(await _read(request, limits.body_bytes), limits)
 

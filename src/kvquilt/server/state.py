@@ -16,10 +16,12 @@ from kvquilt.server.service import Service
 def routes(service: Service) -> APIRouter:
     router = APIRouter()
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready")
     async def ready() -> Response:
         if not service.running:
