@@ -61,7 +61,7 @@ class Compiler:
     def tell(self) -> None:
         """End behind the segment that is being compiled, which is stored."""
         with self.library.changed:
-            self._stopping = True
+            self._stopping = self.library.closed = True
             self.library.notify()
 
     def stop(self, seconds: float) -> None:

@@ -50,3 +50,7 @@ def refusal(error: BaseException) -> RefusalError:
     if isinstance(error, KvquiltError):
         return RefusalError(500, type(error).__name__, str(error))
     return RefusalError(500, "internal_error", "an unexpected failure; the server's log names it by the request's id")
+
+
+def stopping() -> RefusalError:
+    return RefusalError(503, "stopping", "the server is about to stop", retry_after=5)

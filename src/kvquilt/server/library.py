@@ -15,7 +15,7 @@ from math import ceil
 from kvquilt.identity import PUBLIC
 from kvquilt.prompt import Document
 from kvquilt.server.entry import Entry, State
-from kvquilt.server.failures import RefusalError
+from kvquilt.server.failures import RefusalError, stopping
 from kvquilt.server.fields import PUBLIC_IDS
 from kvquilt.server.limits import Limits
 from kvquilt.server.texts import Texts, Uploaded
@@ -41,12 +41,14 @@ class Library:
         changed: notified of every change; who compiles waits on it. Never held while a file is read or written, but
             for the first look at a tenant's: the event loop takes it, too.
         shelves: what was read of tenants so far; hold `changed` while using it.
+        closed: nothing more is compiled, so nobody waits for it; set with `changed` held.
     """
 
     texts: Texts
     limits: Limits
     changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
     shelves: dict[str | None, Shelf] = field(init=False, default_factory=dict, repr=False)
+    closed: bool = field(init=False, default=False)
     _writing: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _waiters: list[Callable[[], object]] = field(default_factory=list, repr=False)
 
@@ -154,7 +156,8 @@ class Library:
         """Return when all are compiled.
 
         Raises:
-            RefusalError: 404 for an unknown one, 409 for one that failed, or is not ready and `wait` is False.
+            RefusalError: 404 for an unknown one, 409 for one that failed, or is not ready and `wait` is False, 503 for
+                one that is not ready when the server stops.
         """
         loop = asyncio.get_running_loop()
         meant = [whose(tenant, id) for id in ids]
@@ -173,6 +176,8 @@ class Library:
                 if not wait:
                     rule = f"{pending[0].id!r} is {pending[0].state}; ask again, or wait with kvquilt.wait"
                     raise RefusalError(409, "document_not_ready", rule, retry_after=RETRY)
+                if self.closed:
+                    raise stopping()
                 for (owner, name), entry in zip(meant, entries, strict=True):
                     if entry.state is not State.READY:  # somebody waits for it
                         self.shelves[owner].move_to_end(name, last=False)

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvquilt.server import logs
+from kvquilt.server.failures import stopping
 from kvquilt.server.presence import ClientGoneError
 from kvquilt.server.record import ID_HEADER, Record
 
@@ -42,6 +43,9 @@ class Around:
             record.status, record.fault = GONE, "client_gone"
         except asyncio.CancelledError:
             record.fault = "cut_off"  # the server's grace is over
+            if record.status == 0:  # another may answer it, or this one when it is back
+                told = stopping()
+                await JSONResponse(told.body, told.status, headers=dict(told.headers))(scope, receive, sent)
             raise
         except Exception as error:  # noqa: BLE001  nothing that happens in a request ends the server
             told = logs.failed(record, error)

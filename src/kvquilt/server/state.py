@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from kvquilt.server.access import operator_guard
-from kvquilt.server.failures import RefusalError
+from kvquilt.server.failures import stopping
 from kvquilt.server.service import Service
 
 
@@ -25,7 +25,7 @@ def routes(service: Service) -> APIRouter:
     @router.get("/ready")
     async def ready() -> Response:
         if not service.running:
-            raise RefusalError(503, "stopping", "the server is about to stop", retry_after=5)
+            raise stopping()
         return JSONResponse({"status": "ready", "model": service.name})
 
     @router.get("/metrics", dependencies=[Depends(operator_guard(service.keyring))])
