@@ -1,10 +1,11 @@
-"""Connections that send their requests slowly, and too many of them."""
+"""Connections that send their requests slowly or read nothing, and too many of them."""
 
 from __future__ import annotations
 
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -18,14 +19,21 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setattr(connection, "PATIENCE", 0.5)
+    monkeypatch.setattr(connection, "UNREAD", 0.5)
     monkeypatch.setattr(running, "_SPARE", 4)
     with serving(Limits(streams=1, queue=1)) as made:
         yield made
 
 
-def connect(served: Served) -> socket.socket:
+def connect(served: Served, receives: int | None = None) -> socket.socket:
+    """`receives`: bytes that the system takes for it unread."""
     host, _, port = served.url.rpartition("/")[2].partition(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    made = socket.socket()
+    if receives is not None:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+    made.settimeout(20)
+    made.connect((host, int(port)))
+    return made
 
 
 def ends(slow: socket.socket) -> bytes:
@@ -70,6 +78,21 @@ def test_an_answer_may_take_longer_than_a_head(served: Served, monkeypatch: pyte
     monkeypatch.setattr(Steps, "step", slow)
     answer = served.http().post("/v1/completions", json={"prompt": "a", "max_tokens": 4})
     assert answer.status_code == 200
+
+
+def test_who_never_reads_is_not_written_to_for_ever(served: Served) -> None:
+    with connect(served, receives=4096) as deaf:
+        deaf.settimeout(0.1)
+        with pytest.raises(ConnectionError):
+            ask_and_never_read(deaf)
+
+
+def ask_and_never_read(deaf: socket.socket) -> None:
+    """Whole requests, one behind the other, for as long as they are taken."""
+    requests, end = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 10_000, time.monotonic() + 60
+    while time.monotonic() < end:
+        with suppress(TimeoutError):
+            requests = requests[deaf.send(requests[:4096]) :]
 
 
 def test_one_connection_too_many_is_told_so(served: Served) -> None:

@@ -63,6 +63,20 @@ def test_one_is_uploaded_compiled_named_and_deleted(served: Served) -> None:
         ask(served, "with")
 
 
+@pytest.mark.parametrize("name", [".", "..", "public/x"])
+def test_an_id_that_no_url_can_name_is_refused_wherever_it_stands(served: Served, name: str) -> None:
+    http, part = served.http(), {"id": name, "text": "a text"}
+    for sent in (
+        http.post("/v1/documents", json=part),
+        http.post("/v1/documents", json={"documents": [part]}),
+        http.post(
+            "/v1/chat/completions", json={"messages": [{"role": "user", "content": [{"type": "document", **part}]}]}
+        ),
+    ):
+        assert (sent.status_code, sent.json()["error"]["code"]) == (400, "invalid_value")
+        assert "id" in sent.json()["error"]["param"]
+
+
 def test_many_at_once_and_as_lines(served: Served) -> None:
     http, several = served.http(), body(8)
     assert [each["id"] for each in http.post("/v1/documents", json={"documents": several[:2]}).json()["data"]] == [

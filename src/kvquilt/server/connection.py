@@ -1,4 +1,4 @@
-"""What one connection may take: so many at once, and so long for the head of a request."""
+"""What one connection may take: so many at once, so long for the head of a request, so long unread."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from kvquilt.server.failures import RefusalError
 
 PATIENCE = 20.0  # seconds for the head of a request; bodies have their own
+UNREAD = 60.0  # seconds for a client that reads nothing of what waits to be sent
 RETRY = 2  # seconds
 FULL = RefusalError(503, "too_many_connections", "the server has as many connections as it takes")
 
@@ -26,6 +27,7 @@ class Connection(H11Protocol):
         super().__init__(*args, **named)
         self._most = most
         self._late: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -37,9 +39,19 @@ class Connection(H11Protocol):
         super().data_received(data)
         self._watch()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(UNREAD, self.transport.abort)  # closing would wait for it to read
+
+    def resume_writing(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._late is not None:
-            self._late.cancel()
+        for each in (self._late, self._unread):
+            if each is not None:
+                each.cancel()
         super().connection_lost(exc)
 
     def _watch(self) -> None:

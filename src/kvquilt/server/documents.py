@@ -14,8 +14,10 @@ from kvquilt.identity import PUBLIC
 from kvquilt.prompt import check_documents
 from kvquilt.server.body import LINES, checked, media_type, read_json, read_lines
 from kvquilt.server.described import takes
+from kvquilt.server.entry import Entry
 from kvquilt.server.failures import RefusalError, refusal
 from kvquilt.server.fields import PUBLIC_IDS, UploadedPart, UploadedParts
+from kvquilt.server.library import Library, Shelf
 from kvquilt.server.paths import WHOLE
 from kvquilt.server.record import record_of
 from kvquilt.server.service import Service
@@ -53,8 +55,7 @@ def routes(service: Service) -> APIRouter:
     ) -> dict[str, Any]:
         prefix = PUBLIC_IDS if public else ""
         shelf = await asyncio.to_thread(library.shelf, PUBLIC if public else record_of(request).tenant)
-        with library.changed:
-            entries = sorted(shelf.values(), key=lambda each: (each.created, each.id))
+        entries = await asyncio.to_thread(_sorted, library, shelf)  # there may be tens of thousands
         if after is not None:
             entries = list(dropwhile(lambda each: prefix + each.id != after, entries))
             if not entries:  # it may have been deleted meanwhile: an empty page would look like the end
@@ -79,6 +80,12 @@ def routes(service: Service) -> APIRouter:
         return {"id": name, "object": "document.deleted", "deleted": True}
 
     return router
+
+
+def _sorted(library: Library, shelf: Shelf) -> list[Entry]:
+    with library.changed:
+        entries = list(shelf.values())
+    return sorted(entries, key=lambda each: (each.created, each.id))
 
 
 async def _stream(service: Service, request: Request, tenant: str | None) -> dict[str, Any]:

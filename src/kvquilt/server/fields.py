@@ -18,7 +18,9 @@ def broken(param: str, rule: str) -> PydanticCustomError:
 
 
 def check_own(id: str | None, param: str) -> None:
-    """Raise where the id of one's own document looks like a public one's."""
+    """Raise where the id of one's own document looks like a public one's, or like a step in a path."""
+    if id in (".", ".."):
+        raise broken(param, "browsers and proxies take this id out of a URL; choose another")
     if id is not None and id.startswith(PUBLIC_IDS):
         raise broken(param, f"ids that begin with {PUBLIC_IDS} name public documents; choose another")
 
