@@ -39,3 +39,13 @@ def test_one_that_is_gone_is_no_place_to_go_on_behind(tmp_path: Path) -> None:
         http.delete("/v1/documents/a")
         told = http.get("/v1/documents?limit=1&after=a")
         assert (told.status_code, told.json()["error"]["param"]) == (404, "after")
+
+
+def test_a_slash_too_many_sends_nobody_elsewhere(tmp_path: Path) -> None:
+    # a redirect names the host and the scheme that the request had here, behind a proxy not those of the client
+    with serving(Limits(), tmp_path) as served:
+        http = served.http()
+        for method, path in (("POST", "/v1/completions/"), ("GET", "/v1/documents/"), ("GET", "/health/")):
+            told = http.request(method, path, headers={"host": "elsewhere.example"}, follow_redirects=False)
+            assert (told.status_code, "location" in told.headers) in ((404, False), (403, False))
+            assert "error" in told.json()

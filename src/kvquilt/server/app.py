@@ -44,7 +44,7 @@ def make_app(service: Service, told: Sequence[Callable[[Record], object]] = ()) 
         finally:
             await asyncio.to_thread(service.stop)
 
-    app = FastAPI(docs_url=None, redoc_url=None, lifespan=lifespan, telemetry=SILENT)
+    app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan, telemetry=SILENT)
     app.openapi = cache(partial(describe, app))  # type: ignore[method-assign]
     app.include_router(state.routes(service))
     app.include_router(page_files.routes())
