@@ -79,8 +79,9 @@ def test_without_documents_it_is_a_chat_generator_like_any_other(generator: Kvqu
 
 def test_what_cannot_be_sent_is_refused(generator: KvquiltChatGenerator) -> None:
     rye = Document(content="Rye needs two days.")
-    with pytest.raises(InputError, match="must end with a user's"):
-        generator.run([ChatMessage.from_user(QUESTION), ChatMessage.from_assistant("Hm.")], [rye])
+    for messages in ([], [ChatMessage.from_user(QUESTION), ChatMessage.from_assistant("Hm.")]):
+        with pytest.raises(InputError, match="must end with a user's"):
+            generator.run(messages, [rye])
     with pytest.raises(InputError, match="must have a text"):
         generator.run(QUESTION, [Document(content=None, meta={"file": "a.png"})])
     with pytest.raises(openai.BadRequestError, match="unrecognized"):

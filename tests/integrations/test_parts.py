@@ -25,7 +25,7 @@ def test_order_ids_texts_and_scores_are_kept() -> None:
     assert content(found, "Which?") == [*found, {"type": "text", "text": "Which?"}]
 
 
-@pytest.mark.parametrize("id", [None, "", " ", "x" * 513])
+@pytest.mark.parametrize("id", [None, "", " ", "x" * 513, "public/a", "a\0b", "\ud800"])
 def test_without_an_id_that_a_server_takes_the_text_names_it(id: str | None) -> None:
     assert document_parts([(id, RYE, None)]) == [part(Document(RYE).id, RYE)]
 
@@ -58,3 +58,9 @@ def test_scores_of_other_libraries_are_numbers(score: Any) -> None:
 def test_what_has_no_text_is_refused(text: Any) -> None:
     with pytest.raises(InputError, match=r"documents|Document\.text"):
         document_parts([("a", text, None)])
+
+
+@pytest.mark.parametrize("score", ["high", [0.5], 10**400])
+def test_a_score_that_is_no_number_is_refused(score: Any) -> None:
+    with pytest.raises(InputError, match=r"scores.*'a'"):
+        document_parts([("a", RYE, score)])

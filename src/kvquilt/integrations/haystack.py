@@ -62,7 +62,7 @@ class KvquiltChatGenerator:
         several = [ChatMessage.from_user(messages)] if isinstance(messages, str) else messages
         sent = [each.to_openai_dict_format() for each in several]
         if documents:
-            if several[-1].text is None or not several[-1].is_from("user"):
+            if not several or several[-1].text is None or not several[-1].is_from("user"):
                 raise InputError("messages", "must end with a user's text, which the documents stand before")
             found = ((each.id, each.content, each.score) for each in documents)
             sent[-1]["content"] = content(document_parts(found), several[-1].text)

@@ -16,6 +16,7 @@ URL, KEY = "http://127.0.0.1:8000/v1", "unused"  # of a server on this machine, 
 Found = tuple[str | None, str | None, SupportsFloat | None]  # id, the exact text that the model reads, score
 
 _LONGEST = 512  # characters of an id that the server takes
+_PUBLIC = "public/"  # what ids of public documents begin with; no text is sent under one
 
 
 def document_parts(found: Iterable[Found]) -> list[dict[str, Any]]:
@@ -26,20 +27,36 @@ def document_parts(found: Iterable[Found]) -> list[dict[str, Any]]:
     passages of one source often share one.
 
     Raises:
-        InputError: an id or a text that is none.
+        InputError: a text or a score that is none.
     """
     parts: dict[str, dict[str, Any]] = {}
     for id, text, score in found:
         if text is None:  # frameworks have documents that are pictures or tables
             raise InputError("documents", "must have a text", id)
         digest = Document(text).id
-        name = id if id is not None and id.strip() and len(id) <= _LONGEST else digest
+        name = id if id is not None and _taken(id) else digest
         if name in parts and parts[name]["text"] != text:
             name = f"{name[: _LONGEST - len(digest) - 1]}#{digest}"
         part = parts.setdefault(name, {"type": "document", "id": name, "text": text})
-        if score is not None and math.isfinite(number := float(score)):
+        if score is not None and math.isfinite(number := _number(score, name)):
             part["score"] = max(number, part.get("score", number))
     return list(parts.values())
+
+
+def _taken(id: str) -> bool:
+    """Whether a server takes a text under this id."""
+    try:
+        Document("a text", id=id)
+    except InputError:
+        return False
+    return len(id) <= _LONGEST and not id.startswith(_PUBLIC)
+
+
+def _number(score: SupportsFloat, id: str) -> float:
+    try:
+        return float(score)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError("documents", "must have numbers as scores, or none", id) from None
 
 
 def content(parts: list[dict[str, Any]], question: str) -> list[dict[str, Any]]:
