@@ -216,6 +216,8 @@ def _decode(
         with model.turns.wanted(cancelled.is_set):
             logits, cache = read()
     except UnwantedError:
+        if not cancelled.is_set():  # it is what the caller does that nobody wants any more
+            raise
         ended.append(Answer("", (), ledger, "cancelled", 0, engine, Live(None, [], tenant)))
         return
     read_slots, prompt_tokens = cache.filled, sum(ledger.tokens.values())

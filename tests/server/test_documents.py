@@ -254,3 +254,19 @@ def test_a_gate_that_breaks_keeps_no_document_from_being_compiled(
         served.http().post("/v1/documents", json=body(2)[1])
         until(lambda: state(served, "break") == "ready")
     assert "secret" not in caplog.text
+
+
+def test_a_gate_that_measures_ends_with_the_next_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = threading.Event()
+
+    def endless(engine: Engine, documents: Any, *args: Any, **options: Any) -> None:
+        while True:  # and asks nobody for how long
+            engine.ask("What is it?", documents, method="full", max_new_tokens=1)
+            began.set()
+
+    monkeypatch.setattr(Engine, "doctor", endless)
+    with serving(directory=tmp_path) as served:
+        served.http().post("/v1/documents", json=body(1)[0])
+        assert began.wait(20)
+        served.service.compiler.stop(20)
+        assert not served.service.compiler._thread.is_alive()

@@ -47,12 +47,14 @@ class Turns:
 
     @contextmanager
     def wanted(self, unwanted: Callable[[], bool]) -> Iterator[None]:
-        """Inside the block this thread gets no turn once `unwanted` says so: between two portions of a prompt, too."""
-        self._own.unwanted = unwanted
+        """Inside the block this thread gets no turn once `unwanted` says so, or a block around: between two portions
+        of a prompt, too."""
+        around: Callable[[], bool] = getattr(self._own, "unwanted", _never)
+        self._own.unwanted = lambda: unwanted() or around()
         try:
             yield
         finally:
-            self._own.unwanted = _never
+            self._own.unwanted = around
 
     @contextmanager
     def urgent(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from itertools import islice
 from kvquilt.compiling import CompileReport
 from kvquilt.engine import Engine
 from kvquilt.errors import InputError, KvquiltError
+from kvquilt.model.turns import UnwantedError
 from kvquilt.prompt import Document, segment_ids
 from kvquilt.server.entry import Entry, State
 from kvquilt.server.footprint import of_compiling, slots
@@ -180,10 +181,14 @@ class Compiler:
         longest = min(_SAMPLE, self.engine.model.capability.max_length)
         caches = 3  # the truth's, a method's and its probe's
         size = caches * slots(longest) * self.engine.reader.layout().bytes_per_token
+        room = self.scheduler.beside(min(size, self.scheduler.limits.cache_bytes), lambda: self._stopping)
         try:
-            with self.scheduler.beside(min(size, self.scheduler.limits.cache_bytes), lambda: self._stopping):
+            # nothing of a measurement is worth its end, so it stops between two forwards
+            with room, self.engine.model.turns.wanted(lambda: self._stopping):
                 self._check()
                 self.engine.doctor(documents, tenant, seconds=seconds, progress=lambda done, total: self._check())
+        except UnwantedError:
+            raise _StoppedError from None
         except KvquiltError as error:
             log.warning("the gate could not measure: %s", error)
 

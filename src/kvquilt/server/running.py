@@ -12,6 +12,7 @@ import uvicorn
 from kvquilt.errors import InputError
 from kvquilt.server.app import make_app
 from kvquilt.server.connection import Connection
+from kvquilt.server.logs import log
 from kvquilt.server.record import Record
 from kvquilt.server.service import Service
 
@@ -54,6 +55,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.stopping()
+        log.info("stopping: no more is taken, answers in work may take %g seconds", self._service.limits.grace)
         await super().shutdown(sockets)
 
 
