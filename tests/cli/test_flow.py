@@ -302,8 +302,8 @@ def test_a_fallback_is_shown_once(run: Run, docs: Path) -> None:
 
 
 def test_demo_calls_only_its_own_model_weak(run: Run, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    few = [Document(document.text[:60], id=document.id) for document in demo._documents()]
-    monkeypatch.setattr(demo, "_documents", lambda: few)
+    few = [Document(document.text[:60], id=document.id) for document in demo.demo_documents()]
+    monkeypatch.setattr(demo, "demo_documents", lambda: few)
     monkeypatch.setattr(demo, "_ANSWER_TOKENS", 2)
     monkeypatch.setenv("KVQUILT_GATE_SECONDS", "0.1")
     outcome = run("demo")

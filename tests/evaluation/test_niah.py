@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import Counter
 from typing import Any
@@ -15,6 +14,7 @@ from kvquilt.evaluation.item import Item
 from kvquilt.evaluation.leakage import check_apart
 from kvquilt.evaluation.needle_words import ALL, NAMES, ONE, SEVERAL
 from kvquilt.evaluation.niah import KINDS, NeedleTask, rough_tokens, topics
+from tests.evaluation.plain import plain
 
 NEEDLE = re.compile(r"The pass code of (\w+) is (\d{5})\.")
 LINK = re.compile(r"(\w+) holds the same pass code as (\w+)\.")
@@ -170,9 +170,7 @@ def test_a_smaller_count_is_a_head_of_a_larger_and_seeds_differ() -> None:
 
 def test_the_same_arguments_give_the_same_bytes() -> None:
     """A changed word or order of draws changes every result that was measured on the task."""
-    made = [
-        dataclasses.astuple(i)[:7] for kind in KINDS for split in NeedleTask.splits for i in small(kind).items(split, 9)
-    ]
+    made = [plain(i)[:7] for kind in KINDS for split in NeedleTask.splits for i in small(kind).items(split, 9)]
     assert blake3(repr(made).encode()).hexdigest()[:32] == "18c964c25fcf22c3511fa0db2b36f8fc"
 
 

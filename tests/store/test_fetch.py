@@ -214,10 +214,11 @@ def test_integrity_names_pins_that_nobody_holds(store: Store) -> None:
 def test_integrity_names_bytes_that_do_not_add_up(store: Store) -> None:
     store.put(key_of(make(1)), make(1))
     assert store.memory is not None
-    store.memory._bytes += 1
+    (pool,) = store.memory._pools.values()
+    pool.bytes += 1
     with pytest.raises(IntegrityError, match="memory tier: counts"):
         store.check_integrity()
-    store.memory._bytes -= 1
+    pool.bytes -= 1
 
 
 def test_integrity_names_files_and_rows_that_disagree(store: Store) -> None:
