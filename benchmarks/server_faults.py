@@ -62,14 +62,18 @@ class Bench:
         return [answer(served, each) for each in self.prompts]
 
     def undisturbed(self) -> None:
-        """Learn what may be answered: documents uploaded all at once, in other orders, and one by one."""
+        """Learn what may be answered: documents uploaded all at once, in other orders, one by one; prompts too."""
         mixed = self.rng.sample(self.documents, len(self.documents))
         for uploads in ([self.documents], [self.documents[::-1]], [mixed], [[each] for each in self.documents]):
             with tempfile.TemporaryDirectory() as store, self.server(Path(store)) as served:
                 for each in uploads:
                     served.upload(each)
-                for kept, found in zip(self.expected, self.answers(served), strict=True):
-                    kept.add(found)
+                together = [""] * len(self.prompts)
+                for each in asked_at_once(self, served, together):
+                    each.join(600)
+                for answers in (self.answers(served), together):
+                    for kept, found in zip(self.expected, answers, strict=True):
+                        kept.add(found)
 
     def compared(self, found: Answers) -> dict[str, int]:
         """How many are as undisturbed, refused with a reason, and wrong."""
@@ -143,8 +147,12 @@ def killed_in_load(bench: Bench, store: Path) -> dict[str, Any]:
                 served.upload(bench.documents)
             before = segments(store)
             found: Answers = ["refused: not asked"] * len(bench.prompts)
+            start = time.monotonic()
+            for each in asked_at_once(bench, served, list(found)):
+                each.join(600)
+            whole = time.monotonic() - start  # undisturbed: any moment of it may be the last
             clients = asked_at_once(bench, served, found)
-            time.sleep(0.05 + bench.rng.random())
+            time.sleep(bench.rng.random() * whole)
             served.stop(signal.SIGKILL)
             for each in clients:
                 each.join(60)
@@ -172,7 +180,8 @@ def full_disk(bench: Bench, store: Path) -> dict[str, Any]:
             status = [served.ask("/v1/documents", each)[0] for each in bench.documents[half:]]
             time.sleep(1)
             full = bench.compared(bench.answers(served))
-            errors = served.metrics().get('store_errors_total{tier="disk"}', 0.0)
+            told = served.metrics().items()
+            errors = sum(n for name, n in told if name.startswith("store_errors") and 'tier="disk"' in name)
             filler.unlink()
             again = [served.ask("/v1/documents", each)[0] for each in bench.documents]
             until(lambda: all(e["state"] == "ready" for e in served.ask("/v1/documents")[1]["data"]), 600)
