@@ -1,8 +1,9 @@
 """How many rows of a prompt are read at once while others stream: what the streams wait for, and what the prompt pays.
 
-    python benchmarks/shared_rows.py --model PATH --json OUT.json [--rows 8,16,32,64,128,512]
+    python benchmarks/shared_rows.py --model PATH --json OUT.json [--rows measured,8,32,128,512]
 
-One stream decodes; meanwhile a long prompt is read in full by another thread. For each number of rows: the stream's
+One stream decodes; meanwhile a long prompt is read in full by another thread. For each number of rows, and for the one
+that the engine finds by measuring (`measured`, what is shipped): the stream's
 pause between two tokens while the prompt is read, over its pause alone (1 would be no wait at all; 2 means that
 a portion takes as long as a step), and the prompt's seconds over those that it takes with nobody else there.
 """
@@ -21,8 +22,8 @@ from pydoc_data.topics import topics
 from kvquilt.bench import environment, portable
 from kvquilt.config import Settings
 from kvquilt.engine import Engine
-from kvquilt.model import language_model
 from kvquilt.model.load import load_model
+from kvquilt.model.pace import Pace
 from kvquilt.prompt import Prompt
 from kvquilt.store import Store
 
@@ -31,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--rows", default="8,16,32,64,128,512")
+    parser.add_argument("--rows", default="measured,8,32,128,512")
     parser.add_argument("--tokens", type=int, default=1024, help="of the long prompt")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16")
@@ -45,7 +46,7 @@ def main() -> None:
         alone = [reading(engine, text) for _ in range(options.repeats + 1)][1:]
         for _ in range(options.repeats):  # in turns, so that the machine's moods meet all alike
             for rows in options.rows.split(","):
-                language_model.SHARED_ROWS = int(rows)  # type: ignore[attr-defined]
+                model.turns.pace = Pace() if rows == "measured" else Fixed(int(rows))
                 found.setdefault(rows, []).append(shared(engine, text))
     result = {
         **environment(),
@@ -58,6 +59,16 @@ def main() -> None:
     }
     options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=1))
+
+
+class Fixed(Pace):
+    """A number of rows that stays as it is."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self._rows = float(rows)
+
+    def portion_took(self, rows: int, seconds: float) -> None: ...
 
 
 def figures(runs: list[tuple[float, float, float]], alone: float) -> dict[str, float]:

@@ -9,8 +9,6 @@ from typing import Any
 
 from methods_measured import RESULTS, table
 
-from kvquilt.model.turns import SHARED_ROWS
-
 Found = dict[str, Any]
 Row = tuple[str, str, str, bool | None]  # what, measured, bar, whether it was met
 
@@ -108,9 +106,10 @@ def _rows(found: Found) -> list[Row]:
     rows: list[Row] = []
     for number, ratio in found["rows"].items():
         pause, prompt = ratio["pause_median_ratio"], ratio["prompt_seconds_ratio"]
-        used = number == str(SHARED_ROWS)
+        used = number == "measured"
         said = f"{pause:.1f} steps; the prompt takes {prompt:.2f} times as long"
-        what = f"a stream's pause while {found['prompt_tokens']} tokens are read, {number} at once"
+        portion = "as many as fit a step" if used else number
+        what = f"a stream's pause while {found['prompt_tokens']} tokens are read, {portion} at once"
         rows.append((what, said, "<= 2 steps" if used else "", pause <= 2 if used else None))
     return rows
 

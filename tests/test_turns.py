@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 
 from kvquilt.model import turns as turning
 from kvquilt.model.language_model import LanguageModel
+from kvquilt.model.pace import FIRST, LEAST, MOST, Pace
 from kvquilt.model.rows import RowPlan
-from kvquilt.model.turns import SHARED_ROWS, Turns
+from kvquilt.model.turns import Turns
 from tests.engines import QUESTION, at_rest, documents, make_engine
 
 
@@ -104,14 +106,52 @@ def test_a_long_prompt_goes_in_short_portions_while_others_stream(monkeypatch: p
     with make_engine(trained=True) as engine:
         monkeypatch.setattr(LanguageModel, "forward", counted)
         monkeypatch.setattr(turning, "_LIVELY", 1e9)
+        monkeypatch.setattr(Pace, "step_took", lambda *_: None)  # what a step takes is this machine's
+        monkeypatch.setattr(engine.model.turns, "pace", Pace())
         with engine.model.turns.streaming(0):
             assert engine.ask(QUESTION, docs, method=method).token_ids == truth
         shared, rows[:] = list(rows), []
         engine.store.clear_memory()
         assert engine.ask(QUESTION, docs, method=method).token_ids == truth
         at_rest(engine, conversations=1)
-    assert max(shared) <= SHARED_ROWS
-    assert max(rows) > SHARED_ROWS, "nothing is long enough to be cut"
+    assert max(shared) <= FIRST
+    assert max(rows) > FIRST, "nothing is long enough to be cut"
+
+
+@pytest.mark.parametrize(("step", "fixed", "each", "rows"), [
+    (0.010, 0.005, 0.0002, 20), (0.010, 0.011, 0.001, LEAST), (0.010, 0.0, 0.0, MOST), (0.050, 0.010, 0.001, 35),
+])  # fmt: skip
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_portions_grow_or_shrink_until_they_take_a_step_s_time(
+    step: float, fixed: float, each: float, rows: int, noise: float
+) -> None:
+    pace, random = Pace(), Random(0)
+    pace.portion_took(512, 100.0)
+    assert pace.rows == FIRST, "a portion is long or short beside a step alone"
+    taken = []
+    for _ in range(400):
+        pace.step_took(step * random.uniform(1 - noise, 1 + noise))
+        taken.append(pace.rows)
+        pace.portion_took(pace.rows, (fixed + each * pace.rows) * random.uniform(1 - noise, 1 + noise))
+        pace.portion_took(pace.rows // 2 - 1, 100.0)  # the rest of a prompt
+    late = sorted(taken[200:])[100]
+    assert rows * 0.7 - 1 <= late <= rows * 1.15 + 1
+    assert LEAST <= min(taken) <= max(taken) <= MOST
+
+
+def test_a_turn_s_time_is_that_of_the_turn_without_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(turning.time, "perf_counter", lambda: now[0])
+    turns = Turns()
+    assert turns.held == 0.0
+    for block in (turns.taken, turns.urgent):
+        now[0] += 100.0
+        with block():
+            now[0] += 2.0
+            with turns.taken():
+                now[0] += 1.0
+            assert turns.held == 1.0
+        assert turns.held == 3.0
 
 
 @pytest.mark.parametrize("method", ["none", "cacheblend:1000000"])

@@ -20,7 +20,7 @@ from kvquilt.model.rows import LayerReached, RowPlan, active
 from kvquilt.model.single_row import SingleRowProducts
 from kvquilt.model.slots import SlotCache, SlotPool
 from kvquilt.model.together import TogetherCache
-from kvquilt.model.turns import SHARED_ROWS, Turns
+from kvquilt.model.turns import Turns
 from kvquilt.model.walking import walking
 
 PORTION_ROWS = 512  # a CPU is saturated by then, and what a layer computes of more rows can outgrow the whole cache
@@ -184,6 +184,8 @@ class LanguageModel:
             if logits == 0:
                 with suppress(LayerReached):
                     self.hf.base_model(**inputs)
+                if self.device.type == "cuda" and self.turns.streams:
+                    torch.cuda.synchronize(self.device)  # else the next step waits for what nobody measured
                 out = torch.empty(ids.shape[0], 0, 0)
             else:
                 out = self.hf(**inputs, logits_to_keep=logits).logits.float()
@@ -207,7 +209,9 @@ class LanguageModel:
             whole, given, total, first = plan, ids, len(plan.rows), 0
             while total - first > max(most := self.at_once(len(ids)), logits):
                 last = min(first + most, total - logits)
-                self.forward(given[:, first:last], whole.part(first, last), cache, 0, counter)
+                part = given[:, first:last]
+                self.forward(part, whole.part(first, last), cache, 0, counter)
+                self.turns.pace.portion_took(part.numel(), self.turns.held)
                 first = last
             if first:
                 plan, ids = whole.part(first, total), given[:, first:]
@@ -215,7 +219,7 @@ class LanguageModel:
 
     def at_once(self, batch: int = 1) -> int:
         """Rows of each of `batch` sequences that a portion has."""
-        return max(1, (SHARED_ROWS if self.turns.streams else PORTION_ROWS) // batch)
+        return max(1, (self.turns.pace.rows if self.turns.streams else PORTION_ROWS) // batch)
 
     def alone(self) -> AbstractContextManager[object]:
         """Nobody else runs the model inside the block."""

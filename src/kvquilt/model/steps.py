@@ -129,6 +129,7 @@ class Steps:
         try:
             with self.model.turns.urgent():
                 found = forward_together(self.model, tokens, caches, [wish.counter for wish in chosen])
+            self.model.turns.pace.step_took(self.model.turns.held)
         except NumericsError as error:
             if len(chosen) == 1:
                 chosen[0].error = error

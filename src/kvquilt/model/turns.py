@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-SHARED_ROWS = 32  # of a prompt at once while others stream: on a CPU about what a step of theirs takes
+from kvquilt.model.pace import Pace
+
 _LIVELY = 0.5  # seconds without a step, after which a stream is taken for one that nobody reads
 
 
@@ -22,6 +23,7 @@ class Turns:
     """A reentrant lock with a short way for those in a hurry."""
 
     def __init__(self) -> None:
+        self.pace = Pace()
         self._asked: dict[int, float] = {}
         self._lock = threading.RLock()
         self._changed = threading.Condition()
@@ -69,6 +71,11 @@ class Turns:
                 self._urgent -= 1
                 self._changed.notify_all()
 
+    @property
+    def held(self) -> float:
+        """Seconds that this thread's last turn took, without its wait."""
+        return float(getattr(self._own, "held", 0.0))
+
     @contextmanager
     def streaming(self, stream: int) -> Iterator[None]:
         """One stream more inside the block, by any number that no other one has."""
@@ -97,10 +104,11 @@ class Turns:
     def _held(self) -> Iterator[None]:
         with self._lock:
             outer, self._owner = self._owner, threading.get_ident()
+            begun = time.perf_counter()
             try:
                 yield
             finally:
-                self._owner = outer
+                self._owner, self._own.held = outer, time.perf_counter() - begun
 
 
 def _never() -> bool:
