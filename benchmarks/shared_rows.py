@@ -2,10 +2,10 @@
 
     python benchmarks/shared_rows.py --model PATH --json OUT.json [--rows measured,8,32,128,512]
 
-One stream decodes; meanwhile a long prompt is read in full by another thread. For each number of rows, and for the one
-that the engine finds by measuring (`measured`, what is shipped): the stream's
-pause between two tokens while the prompt is read, over its pause alone (1 would be no wait at all; 2 means that
-a portion takes as long as a step), and the prompt's seconds over those that it takes with nobody else there.
+One stream decodes; meanwhile a long prompt is read in full by another thread. `measured` is what is shipped: rows ride
+along with steps, as many as measuring allows. Numbers are portions of so many rows between two steps. Each time, the
+stream's pause between two tokens while the prompt is read, over its pause alone (1 would be no wait at all, 2 a wait
+of another step), and the prompt's seconds over those that it takes with nobody else there.
 """
 
 from __future__ import annotations
@@ -62,13 +62,16 @@ def main() -> None:
 
 
 class Fixed(Pace):
-    """A number of rows that stays as it is."""
+    """Portions between two steps, of a number of rows that stays as it is."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
-        self._rows = float(rows)
+        self._portion = float(rows)
 
     def portion_took(self, rows: int, seconds: float) -> None: ...
+
+    def riding(self, streams: int) -> int:
+        return 0
 
 
 def figures(runs: list[tuple[float, float, float]], alone: float) -> dict[str, float]:

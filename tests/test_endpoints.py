@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from kvquilt.ledger import Ledger, Provenance
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.rows import RowPlan
 from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement, place_runs

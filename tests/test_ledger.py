@@ -11,7 +11,7 @@ import pytest
 from kvquilt import Document
 from kvquilt.accounting import counted_flops, full_flops
 from kvquilt.ledger import DocumentUse, Fallback, FallbackReason, Ledger, Provenance
-from kvquilt.model.language_model import RowCounter
+from kvquilt.model.counter import RowCounter
 from kvquilt.repair.presets import find_method
 from tests.engines import AFFORDABLE, PLAIN, QUESTION, documents, make_engine
 from tests.models import tiny

@@ -12,7 +12,8 @@ import torch
 
 from kvquilt.errors import NumericsError
 from kvquilt.model import steps as stepping
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.parts import Parts
 from kvquilt.model.rows import RowPlan
 from kvquilt.model.slots import SlotCache

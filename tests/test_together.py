@@ -10,7 +10,8 @@ import torch
 
 from kvquilt.errors import IntegrityError, NumericsError
 from kvquilt.model.batch import forward_together
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.parts import Parts
 from kvquilt.model.rows import RowPlan, SlotView
 from kvquilt.model.slots import SlotCache

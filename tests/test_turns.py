@@ -122,21 +122,43 @@ def test_a_long_prompt_goes_in_short_portions_while_others_stream(monkeypatch: p
     (0.010, 0.005, 0.0002, 20), (0.010, 0.011, 0.001, LEAST), (0.010, 0.0, 0.0, MOST), (0.050, 0.010, 0.001, 35),
 ])  # fmt: skip
 @pytest.mark.parametrize("noise", [0.0, 0.2])
-def test_portions_grow_or_shrink_until_they_take_a_step_s_time(
-    step: float, fixed: float, each: float, rows: int, noise: float
+@pytest.mark.parametrize("riding", [False, True])
+def test_a_prompt_s_rows_grow_or_shrink_until_they_cost_a_step_s_time(
+    step: float, fixed: float, each: float, rows: int, noise: float, riding: bool
 ) -> None:
     pace, random = Pace(), Random(0)
     pace.portion_took(512, 100.0)
-    assert pace.rows == FIRST, "a portion is long or short beside a step alone"
+    assert (pace.portion, pace.riding(3)) == (FIRST, 0), "rows are few or many beside a step alone"
     taken = []
+
+    def timed(seconds: float) -> float:
+        return seconds * random.uniform(1 - noise, 1 + noise)
+
     for _ in range(400):
-        pace.step_took(step * random.uniform(1 - noise, 1 + noise))
-        taken.append(pace.rows)
-        pace.portion_took(pace.rows, (fixed + each * pace.rows) * random.uniform(1 - noise, 1 + noise))
-        pace.portion_took(pace.rows // 2 - 1, 100.0)  # the rest of a prompt
-    late = sorted(taken[200:])[100]
+        if riding and (now := pace.riding(3)):
+            pace.step_took(3, now, timed(step + fixed + each * now))
+            pace.step_took(3, now // 2 - 1, 100.0)  # the rest of a prompt
+            taken.append(now)
+        else:
+            pace.step_took(3, 0, timed(step))
+        if not riding:
+            taken.append(pace.portion)
+            pace.portion_took(pace.portion, timed(fixed + each * pace.portion))
+            pace.portion_took(pace.portion // 2 - 1, 100.0)
+    late = sorted(taken[200:])[len(taken[200:]) // 2]
     assert rows * 0.7 - 1 <= late <= rows * 1.15 + 1
     assert LEAST <= min(taken) <= max(taken) <= MOST
+
+
+def test_rows_ride_where_a_step_alone_is_known_and_it_is_measured_again_and_again() -> None:
+    pace = Pace()
+    for streams in (1, 4):
+        assert not pace.riding(streams)
+        pace.step_took(streams, 0, 0.1)
+        assert pace.riding(streams)
+    assert any(not pace.riding(1) for _ in range(100))
+    pace.step_took(1, 0, 0.1)
+    assert pace.riding(1)
 
 
 def test_a_turn_s_time_is_that_of_the_turn_without_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:

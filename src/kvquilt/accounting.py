@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from kvquilt.ledger import DocumentUse, Ledger, Provenance, RunUse
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.parts import SOFT
 from kvquilt.placement import Order, Placement
 from kvquilt.repair.presets import Method

@@ -14,7 +14,8 @@ import torch
 from kvquilt.decode import Detokeniser, Sampling, StopStrings
 from kvquilt.errors import ConversationError
 from kvquilt.ledger import Ledger
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.slots import SlotCache
 from kvquilt.model.turns import UnwantedError
 

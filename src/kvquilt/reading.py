@@ -12,7 +12,8 @@ from kvquilt.context import check_placed_fits
 from kvquilt.errors import InputError
 from kvquilt.identity import SegmentKey, namespace, segment_key
 from kvquilt.ledger import Ledger, Provenance
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement
 from kvquilt.repair.presets import AUTO_ORDER, Method

@@ -12,7 +12,7 @@ from kvquilt.accounting import Outcome, counted_flops, full_flops
 from kvquilt.errors import InputError
 from kvquilt.identity import PUBLIC
 from kvquilt.ledger import Ledger, Spending
-from kvquilt.model.language_model import RowCounter
+from kvquilt.model.counter import RowCounter
 from kvquilt.model.parts import PLAIN, SOFT, Parts
 from kvquilt.placement import Order, Placement
 from kvquilt.repair.operator import assemble, compact, repair

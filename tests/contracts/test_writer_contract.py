@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from kvquilt.identity import segment_key
+from kvquilt.model.counter import RowCounter
 from kvquilt.model.intact import additions
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.parts import SOFT
 from kvquilt.model.rows import RowPlan
 from kvquilt.segment import CompiledSegment, place, prefix_digest

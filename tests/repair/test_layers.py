@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvquilt.model.language_model import RowCounter
+from kvquilt.model.counter import RowCounter
 from kvquilt.model.rows import RowPlan
 from kvquilt.placement import place_runs
 from kvquilt.repair.plan import counts_by_layer, cut, row_plan

@@ -9,7 +9,8 @@ import torch
 
 from kvquilt.errors import InputError
 from kvquilt.ledger import Ledger, Provenance
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.rows import RowPlan, SlotView, Watcher
 from kvquilt.placement import place_runs
 from kvquilt.prompt import Run

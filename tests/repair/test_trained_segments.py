@@ -15,7 +15,8 @@ import kvquilt.request
 from kvquilt import Document
 from kvquilt.errors import ContextLengthError, InputError
 from kvquilt.ledger import Ledger, Provenance
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.parts import SOFT, Parts
 from kvquilt.model.rows import RowPlan
 from kvquilt.model.slots import SlotCache

@@ -10,7 +10,7 @@ import torch
 from kvquilt.errors import InputError
 from kvquilt.model import attention_rows as rows_module
 from kvquilt.model.attention_rows import attention_rows
-from kvquilt.model.language_model import RowCounter
+from kvquilt.model.counter import RowCounter
 from kvquilt.model.rows import RowPlan, Watcher
 from kvquilt.segment import CompiledSegment
 from kvquilt.writers.attention_statistics import AttentionStatistics

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from kvquilt.ledger import Ledger, Provenance
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.placement import place_runs
 from kvquilt.reading import Reader
 from kvquilt.repair.presets import METHODS, find_method

@@ -18,7 +18,8 @@ from kvquilt.endpoints import Check, limit_of
 from kvquilt.fidelity import distances
 from kvquilt.identity import digest_fields, encode_ids, namespace
 from kvquilt.ledger import Ledger
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Order, Placement, place_runs
 from kvquilt.prompt import Run

@@ -13,7 +13,8 @@ import torch
 from kvquilt.accounting import counted_flops, full_flops
 from kvquilt.ledger import Ledger, Provenance
 from kvquilt.model.batch import forward_together
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.slots import SlotCache
 from kvquilt.placement import Placement
 from kvquilt.repair.operator import repair

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -15,7 +14,9 @@ from kvquilt.errors import NumericsError, UnsupportedModelError
 from kvquilt.identity import Fingerprint, digest_fields
 from kvquilt.model import attention
 from kvquilt.model.capability import Capability, inspect
+from kvquilt.model.counter import RowCounter
 from kvquilt.model.parts import PLAIN, SOFT, Parts, embedded
+from kvquilt.model.rides import Part, Ride, Rides
 from kvquilt.model.rows import LayerReached, RowPlan, active
 from kvquilt.model.single_row import SingleRowProducts
 from kvquilt.model.slots import SlotCache, SlotPool
@@ -28,33 +29,6 @@ _PROBE_SHIFT = 37
 _PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}  # of keys moved once
 # of logits against the stock model's: 0.0 on every healthy CPU model seen, 0.09 with small biases left out
 _STOCK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.04}
-
-
-@dataclass(eq=False, slots=True)
-class RowCounter:
-    """Rows that passed the decoder layers, counted by hooks on the model.
-
-    Attributes:
-        rows: rows that entered the first layer (batch x rows).
-        token_layers: rows that entered a layer, summed over all layers.
-        unfinished: those of them whose layer was left once keys and values (and queries) were there.
-        pairs: query-key pairs attended to, over all layers.
-        besides: operations of layers that the model has not by itself.
-    """
-
-    rows: int = 0
-    token_layers: int = 0
-    unfinished: int = 0
-    pairs: int = 0
-    besides: float = 0.0
-
-    def charge(self, projection_share: float) -> int:
-        """Token-layers to charge: an unfinished row costs its projections only, rounded up together.
-
-        Args:
-            projection_share: weights of a layer's query, key and value projections over all its weights.
-        """
-        return self.token_layers - self.unfinished + math.ceil(self.unfinished * projection_share)
 
 
 @dataclass(eq=False, slots=True)
@@ -77,6 +51,7 @@ class LanguageModel:
     projection_share: float  # of them, in the query, key and value projections
     head_weights: int  # of the output head, passed by rows whose logits are wanted
     turns: Turns = field(default_factory=Turns, repr=False)
+    rides: Rides = field(default_factory=Rides, repr=False)
 
     @classmethod
     def wrap(cls, hf: PreTrainedModel, tokenizer: Any, name: str, weights: str) -> LanguageModel:
@@ -202,24 +177,38 @@ class LanguageModel:
     ) -> torch.Tensor:
         """`forward`, of many rows a portion at a time.
 
-        That bounds memory, and how long those who stream wait for their next token. Full prefill goes in one where
-        nobody streams, and a plan that somebody watches always does.
+        That bounds memory, and how long those who stream wait for their next token: where it can, a portion goes
+        along with their steps. Full prefill goes in one where nobody streams, and a plan that somebody watches always
+        does.
         """
-        if plan.watcher is None and (self.turns.streams or not plan.current.is_prefill):
-            whole, given, total, first = plan, ids, len(plan.rows), 0
-            while total - first > max(most := self.at_once(len(ids)), logits):
-                last = min(first + most, total - logits)
-                part = given[:, first:last]
-                self.forward(part, whole.part(first, last), cache, 0, counter)
-                self.turns.pace.portion_took(part.numel(), self.turns.held)
-                first = last
-            if first:
-                plan, ids = whole.part(first, total), given[:, first:]
-        return self.forward(ids, plan, cache, logits, counter)
+        if plan.watcher is not None or not (self.turns.streams or not plan.current.is_prefill):
+            return self.forward(ids, plan, cache, logits, counter)
+        whole, total, first = plan, len(plan.rows), 0
+        while total - first > max(most := self.at_once(len(ids)), logits):
+            if gone := self._along(ids, whole, cache, counter, first, total - logits):
+                first = gone
+                continue
+            last = min(first + most, total - logits)
+            self.forward(ids[:, first:last], whole.part(first, last), cache, 0, counter)
+            self.turns.pace.portion_took(len(ids) * (last - first), self.turns.held)
+            first = last
+        if not first:
+            return self.forward(ids, plan, cache, logits, counter)
+        return self.forward(ids[:, first:], whole.part(first, total), cache, logits, counter)
+
+    def _along(
+        self, ids: torch.Tensor, plan: RowPlan, cache: SlotCache, counter: RowCounter | None, first: int, last: int
+    ) -> int:
+        """Let the rows ``first:last`` go along with steps of streams; how far they came, 0 if nowhere."""
+        if len(ids) > 1 or plan.walks or not self.turns.streams or self.turns.mine:
+            return 0
+        ride = Ride(Part(ids[0], plan, cache, counter or RowCounter()), last, self.turns.unwanted, first)
+        self.rides.along(ride, patience=max(2 * self.turns.pace.step, 0.01))
+        return ride.gone if ride.gone > first else 0
 
     def at_once(self, batch: int = 1) -> int:
         """Rows of each of `batch` sequences that a portion has."""
-        return max(1, (self.turns.pace.rows if self.turns.streams else PORTION_ROWS) // batch)
+        return max(1, (self.turns.pace.portion if self.turns.streams else PORTION_ROWS) // batch)
 
     def alone(self) -> AbstractContextManager[object]:
         """Nobody else runs the model inside the block."""

@@ -1,36 +1,57 @@
-"""How many rows of a prompt are read at once while others stream: as many as take no longer than a step of theirs."""
+"""How many rows of a prompt are read at once while others stream: as many as cost these no more than a step."""
 
 from __future__ import annotations
 
 FIRST, LEAST, MOST = 16, 4, 512
-_AIM = 0.9  # of a step: both are measured with noise, and what is aimed at is a bound
+_AIM = 0.9  # of a step: all is measured with noise, and what is aimed at is a bound
 _NEWEST = 0.25  # what the newest measurement counts
+_AGAIN = 32  # steps after which one goes without a prompt's rows, to be measured
 
 
 class Pace:
-    """Follows what steps and portions take on this machine, whatever its kernels and however many stream.
+    """Follows what steps and rows take on this machine, whatever its kernels and however many stream.
 
-    A portion's seconds are no multiple of its rows, since the weights are read once for all of them; so the number is
-    moved by measuring, and no formula says it. Told by whoever has the turn: not locked.
+    The seconds of rows are no multiple of their number, since the weights are read once for all of them; so the numbers
+    are moved by measuring, and no formula says them. Told by whoever has the turn: not locked.
     """
 
     def __init__(self) -> None:
-        self._rows = float(FIRST)
-        self._step: float | None = None
+        self._portion = self._riding = float(FIRST)
+        self._steps: dict[int, float] = {}  # seconds by how many stream
+        self._since = 0
 
     @property
-    def rows(self) -> int:
-        """Of a portion, all sequences together."""
-        return int(self._rows)
+    def portion(self) -> int:
+        """Rows of a portion between two steps, all sequences together."""
+        return int(self._portion)
 
-    def step_took(self, seconds: float) -> None:
-        """One step of all streams together."""
-        before = seconds if self._step is None else self._step
-        self._step = before + _NEWEST * (seconds - before)
+    @property
+    def step(self) -> float:
+        """Seconds of a step without rows of a prompt: the longest, by how many stream; 0 before any."""
+        return max(self._steps.values(), default=0.0)
+
+    def riding(self, streams: int) -> int:
+        """Rows that may ride along with the next step of so many streams; 0 where it is to be measured without."""
+        self._since += 1
+        return 0 if streams not in self._steps or self._since > _AGAIN else int(self._riding)
+
+    def step_took(self, streams: int, rows: int, seconds: float) -> None:
+        """A step of so many streams, with so many rows of a prompt."""
+        if not rows:
+            self._since = 0
+            before = self._steps.get(streams, seconds)
+            self._steps[streams] = before + _NEWEST * (seconds - before)
+        elif 2 * rows >= self._riding:  # the rest of a prompt says little
+            step = self._steps[streams]
+            self._riding = _moved(self._riding, rows, step, seconds - step)
 
     def portion_took(self, rows: int, seconds: float) -> None:
-        """A portion of a prompt beside them. Before any step was measured, or of a short rest, it says nothing."""
-        if self._step is None or 2 * rows < self.rows:
-            return
-        fits = rows * min(2.0, max(0.5, _AIM * self._step / max(seconds, 1e-9)))
-        self._rows = min(MOST, max(LEAST, self._rows + _NEWEST * (fits - self._rows)))
+        """A portion of a prompt between two steps."""
+        if self._steps and 2 * rows >= self._portion:
+            self._portion = _moved(self._portion, rows, self.step, seconds)
+
+
+def _moved(now: float, rows: int, step: float, seconds: float) -> float:
+    """The number `now` nearer to that of which a step's time is taken, after `rows` took `seconds`."""
+    fits = rows * min(2.0, max(0.5, _AIM * step / max(seconds, 1e-9)))
+    return min(MOST, max(LEAST, now + _NEWEST * (fits - now)))

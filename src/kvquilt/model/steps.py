@@ -16,7 +16,8 @@ import torch
 
 from kvquilt.errors import NumericsError
 from kvquilt.model.batch import forward_together
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.slots import SlotCache
 
 PATIENCE = 0.003  # seconds for a stream that has not asked yet: longer than sampling takes, shorter than a step
@@ -127,9 +128,11 @@ class Steps:
     def _take(self, chosen: Sequence[_Wish]) -> None:
         tokens, caches = [[wish.token] for wish in chosen], [wish.cache for wish in chosen]
         try:
-            with self.model.turns.urgent():
-                found = forward_together(self.model, tokens, caches, [wish.counter for wish in chosen])
-            self.model.turns.pace.step_took(self.model.turns.held)
+            pace = self.model.turns.pace
+            riding = self.model.rides.boarding(chosen[0].cache.parts, pace.riding(len(chosen)))
+            with riding as beside, self.model.turns.urgent():
+                found = forward_together(self.model, tokens, caches, [wish.counter for wish in chosen], beside)
+            pace.step_took(len(chosen), 0 if beside is None else len(beside.ids), self.model.turns.held)
         except NumericsError as error:
             if len(chosen) == 1:
                 chosen[0].error = error

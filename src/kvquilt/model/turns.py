@@ -38,11 +38,11 @@ class Turns:
         Raises:
             UnwantedError: nobody wants this thread's work any more; see `wanted`.
         """
-        if self._owner != threading.get_ident():
+        if not self.mine:
             with self._changed:
                 while self._urgent:
                     self._changed.wait()
-            if getattr(self._own, "unwanted", _never)():
+            if self.unwanted():
                 raise UnwantedError
         with self._held():
             yield
@@ -51,7 +51,7 @@ class Turns:
     def wanted(self, unwanted: Callable[[], bool]) -> Iterator[None]:
         """Inside the block this thread gets no turn once `unwanted` says so, or a block around: between two portions
         of a prompt, too."""
-        around: Callable[[], bool] = getattr(self._own, "unwanted", _never)
+        around = self.unwanted
         self._own.unwanted = lambda: unwanted() or around()
         try:
             yield
@@ -70,6 +70,16 @@ class Turns:
             with self._changed:
                 self._urgent -= 1
                 self._changed.notify_all()
+
+    @property
+    def unwanted(self) -> Callable[[], bool]:
+        """Says whether nobody wants this thread's work any more."""
+        return getattr(self._own, "unwanted", _never)
+
+    @property
+    def mine(self) -> bool:
+        """Whether this thread has the turn."""
+        return self._owner == threading.get_ident()
 
     @property
     def held(self) -> float:

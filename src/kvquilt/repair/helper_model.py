@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from kvquilt.errors import ContextLengthError, InputError, PromptError
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.rows import RowPlan
 from kvquilt.offsets import Rendering, carried_over, document_spans, render
 from kvquilt.repair.attention_scores import Received

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.parts import SOFT
 from kvquilt.model.rows import RowPlan, Watcher
 from kvquilt.model.slots import SlotCache

@@ -10,7 +10,8 @@ import torch
 from kvquilt.errors import InputError
 from kvquilt.identity import digest_fields, encode_ids
 from kvquilt.model.attention_rows import attention_rows
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.rows import RowPlan
 from kvquilt.model.slots import SlotCache
 from kvquilt.writers.chunk_scores import document_digest

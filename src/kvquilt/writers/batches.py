@@ -26,7 +26,8 @@ def compile_batches(
     """
     model = prefix.model
     start = prefix.reach(behind) if behind and segments else None
-    for batch in batches([len(s) for s in segments]):
+    # one by one beside streams: rows of a batch cannot go along with their steps
+    for batch in batches([len(s) for s in segments], 1 if model.turns.streams else _BATCH_TOKENS):
         cache = model.encode(padded([segments[i] for i in batch]), start, prefix.counter, parts)
         try:
             for row, i in enumerate(batch):
@@ -58,13 +59,13 @@ def cut_segment(
     return CompiledSegment(ids, keys, values, len(behind), prefix_digest(behind), side)
 
 
-def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices grouped by similar length, so that little is padded."""
+def batches(lengths: Sequence[int], tokens: int = _BATCH_TOKENS) -> Iterator[list[int]]:
+    """Indices grouped by similar length, so that little is padded; `tokens` at most where there are several."""
     batch: list[int] = []
     real = 0
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         padded = lengths[i] * (len(batch) + 1)
-        if batch and (padded > _BATCH_TOKENS or padded > _PADDING * (real + lengths[i])):
+        if batch and (padded > tokens or padded > _PADDING * (real + lengths[i])):
             yield batch
             batch, real = [], 0
         batch.append(i)

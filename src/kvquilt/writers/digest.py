@@ -11,7 +11,8 @@ import torch
 from kvquilt.errors import InputError
 from kvquilt.identity import digest_fields, encode_ids
 from kvquilt.model.attention_rows import attention_rows
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.rows import RowPlan, Watcher
 from kvquilt.model.slots import SlotCache
 from kvquilt.writers.extra import Observation

@@ -13,8 +13,9 @@ from safetensors.torch import save
 from kvquilt.errors import InputError
 from kvquilt.identity import Fingerprint, digest_fields
 from kvquilt.model.chunk_encoder import encode
+from kvquilt.model.counter import RowCounter
 from kvquilt.model.cross_attention import CrossAttention
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.parts import Parts
 from kvquilt.placement import Order, Placement
 from kvquilt.repair.nothing import Nothing

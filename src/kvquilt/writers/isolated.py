@@ -7,7 +7,8 @@ import torch
 
 from kvquilt.errors import InputError
 from kvquilt.identity import digest_fields, encode_ids
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.rows import RowPlan, Watchers
 from kvquilt.segment import CompiledSegment
 from kvquilt.writers.batches import compile_batches, cut_segment

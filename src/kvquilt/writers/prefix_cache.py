@@ -7,7 +7,8 @@ from types import TracebackType
 
 import torch
 
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.rows import Pair, RowPlan
 from kvquilt.model.slots import SlotCache
 

@@ -10,7 +10,8 @@ import torch
 
 from kvquilt.errors import InputError
 from kvquilt.identity import digest_fields
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.rows import RowPlan
 from kvquilt.model.slots import SlotCache
 from kvquilt.writers.extra import Observation

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.segment import CompiledSegment
 from kvquilt.writers.isolated import Isolated
 from kvquilt.writers.prefix_cache import PrefixCache

@@ -12,7 +12,8 @@ from safetensors.torch import save
 
 from kvquilt.errors import InputError, WriterMismatchError
 from kvquilt.identity import Fingerprint
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.parts import Parts, soft_ids
 from kvquilt.segment import CompiledSegment
 from kvquilt.writers.batches import compile_batches

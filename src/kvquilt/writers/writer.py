@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from kvquilt.model.language_model import LanguageModel, RowCounter
+from kvquilt.model.counter import RowCounter
+from kvquilt.model.language_model import LanguageModel
 from kvquilt.segment import CompiledSegment
 
 
