@@ -25,7 +25,7 @@ from kvquilt.model.turns import UnwantedError
 from tests.engines import QUESTION, at_rest, documents, make_engine
 from tests.models import FAMILIES, tiny
 
-ROWS = 40
+ROWS, STEPS = 40, 2000
 
 
 @pytest.fixture
@@ -55,14 +55,14 @@ def ids_of(model: LanguageModel, count: int) -> torch.Tensor:
 def decoding(model: LanguageModel) -> Iterator[list[torch.Tensor]]:
     """A stream that takes step after step inside the block; its logits afterwards."""
     over, found = threading.Event(), []
-    cache = model.pool.acquire(400)
+    cache = model.pool.acquire(STEPS + 5)
     model.forward(ids_of(model, 5), RowPlan(torch.arange(5), 5), cache)
     steps = Steps(model)
 
     def run() -> None:
         with steps.stream(cache):
             begun.set()
-            while not over.is_set() and len(found) < 300:
+            while not over.is_set() and len(found) < STEPS:
                 found.append(steps.step(cache, 7, RowCounter()))
 
     begun = threading.Event()
@@ -166,6 +166,22 @@ def test_rows_ride_only_over_the_parts_that_they_are_read_with() -> None:
         with rides.boarding(cache.parts, ROWS) as part:
             assert part is not None
         waits.result(30)
+    cache.parts = PLAIN
+    model.pool.release(cache)
+
+
+@pytest.mark.parametrize("why", ["other parts", "no room"])
+def test_steps_that_can_take_nobody_along_hold_nobody(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny()
+    ride, cache = riding(model)
+    if why == "other parts":
+        cache.parts = type(PLAIN)()
+    else:
+        monkeypatch.setattr(Pace, "riding", lambda *_: 0)
+    with decoding(model) as streamed:
+        found = model.portions(ride.whole.ids[None], ride.whole.plan, cache)
+        assert len(streamed) < STEPS, "it waited until nobody streamed any more"
+    assert torch.isfinite(found).all()
     cache.parts = PLAIN
     model.pool.release(cache)
 

@@ -203,7 +203,7 @@ class LanguageModel:
         if len(ids) > 1 or plan.walks or not self.turns.streams or self.turns.mine:
             return 0
         ride = Ride(Part(ids[0], plan, cache, counter or RowCounter()), last, self.turns.unwanted, first)
-        self.rides.along(ride, patience=max(2 * self.turns.pace.step, 0.01))
+        self.rides.along(ride, patience=max(4 * self.turns.pace.step, 0.01))
         return ride.gone if ride.gone > first else 0
 
     def at_once(self, batch: int = 1) -> int:

@@ -64,16 +64,17 @@ class Rides:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: list[Ride] = []
-        self._stepped = 0.0
+        self._left: dict[int, float] = {}  # when one last went, by whose parts it went over
 
     def along(self, ride: Ride, patience: float) -> None:
-        """Let it go along until all its rows have gone, no step came for `patience` seconds, or it is unwanted."""
+        """Let it go along until all its rows have gone, none could for `patience` seconds, or it is unwanted."""
+        parts = id(ride.whole.cache.parts)
         with self._changed:
             begun = time.monotonic()
             self._waiting.append(ride)
             try:
                 while ride.gone < ride.last and not ride.unwanted():
-                    left = max(begun, self._stepped) + patience - time.monotonic()
+                    left = max(begun, self._left.get(parts, 0.0)) + patience - time.monotonic()
                     if left <= 0 and not ride.aboard:
                         break
                     self._changed.wait(max(left, 0.001))
@@ -100,8 +101,8 @@ class Rides:
             went = True
         finally:
             with self._changed:
-                self._stepped = time.monotonic()
                 if ride is not None and part is not None:
+                    self._left = {id(parts): time.monotonic()}
                     ride.aboard = False
                     ride.gone += len(part.ids) if went else 0
                     if ride in self._waiting:  # next time it is another's turn
