@@ -24,6 +24,7 @@ from kvquilt.config import Settings
 from kvquilt.engine import Engine
 from kvquilt.model.load import load_model
 from kvquilt.model.pace import Pace
+from kvquilt.model.rides import Ride, Rides
 from kvquilt.prompt import Prompt
 from kvquilt.store import Store
 
@@ -46,7 +47,9 @@ def main() -> None:
         alone = [reading(engine, text) for _ in range(options.repeats + 1)][1:]
         for _ in range(options.repeats):  # in turns, so that the machine's moods meet all alike
             for rows in options.rows.split(","):
-                model.turns.pace = Pace() if rows == "measured" else Fixed(int(rows))
+                measured = rows == "measured"
+                model.turns.pace = Pace() if measured else Fixed(int(rows))
+                model.rides = Rides() if measured else Between()
                 found.setdefault(rows, []).append(shared(engine, text))
     result = {
         **environment(),
@@ -70,8 +73,11 @@ class Fixed(Pace):
 
     def portion_took(self, rows: int, seconds: float) -> None: ...
 
-    def riding(self, streams: int) -> int:
-        return 0
+
+class Between(Rides):
+    """Nothing rides along."""
+
+    def along(self, ride: Ride, patience: float) -> None: ...
 
 
 def figures(runs: list[tuple[float, float, float]], alone: float) -> dict[str, float]:
