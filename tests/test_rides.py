@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ from kvquilt.model import batch
 from kvquilt.model import steps as stepping
 from kvquilt.model.counter import RowCounter
 from kvquilt.model.language_model import LanguageModel
-from kvquilt.model.pace import Pace
-from kvquilt.model.parts import PLAIN
+from kvquilt.model.pace import FIRST, Pace
+from kvquilt.model.parts import PLAIN, Parts
 from kvquilt.model.rides import Part, Ride, Rides
 from kvquilt.model.rows import RowPlan
 from kvquilt.model.slots import SlotCache
@@ -41,6 +41,7 @@ def ridden(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return together(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(stepping, "forward_together", counted)
+    monkeypatch.setattr(Pace, "portion", FIRST)  # models are shared, and so is what others measured of them
     monkeypatch.setattr(Pace, "riding", lambda *_: 7)
     monkeypatch.setattr(Pace, "step_took", lambda *_: None)
     monkeypatch.setattr(Rides, "along", lambda self, ride, patience: along(self, ride, 30.0))
@@ -69,6 +70,8 @@ def decoding(model: LanguageModel) -> Iterator[list[torch.Tensor]]:
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(run)
         begun.wait(30)
+        while not found and not done.done():  # rides wait where steps have been seen
+            pass
         try:
             yield found
         finally:
@@ -102,8 +105,27 @@ def test_a_prompt_that_rides_along_reads_what_it_reads_alone(family: str, ridden
         model.pool.release(cache)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_segments_that_ride_along_are_encoded_as_alone(family: str, ridden: list[int]) -> None:
+    """Nothing of them needs logits, so all of their rows might go."""
+    model = tiny(family)
+    ids, counters = ids_of(model, ROWS), (RowCounter(), RowCounter())
+    alone = model.encode(ids, None, counters[0])
+    with decoding(model):
+        along = model.encode(ids, None, counters[1])
+    assert sum(ridden) >= ROWS - 7
+    assert torch.allclose(along.slot_keys[..., :ROWS, :], alone.slot_keys[..., :ROWS, :], atol=1e-4)
+    assert torch.allclose(along.slot_values[..., :ROWS, :], alone.slot_values[..., :ROWS, :], atol=1e-4)
+    assert [(c.rows, c.token_layers) for c in counters] == [(ROWS, ROWS * model.capability.layers)] * 2
+    for cache in (alone, along):
+        model.pool.release(cache)
+
+
+METHODS = ["full", "none", "epic:k=16", "cacheblend:1000000", "cache-craft", "link-tokens", "sempic"]
+
+
 @pytest.mark.usefixtures("ridden")
-@pytest.mark.parametrize("method", ["full", "none", "epic:k=16", "cacheblend:1000000", "sempic"])
+@pytest.mark.parametrize("method", METHODS)
 def test_answers_of_prompts_that_ride_are_those_of_prompts_alone(method: str) -> None:
     docs = documents(5, 120)
     asked = [[docs[n], docs[n + 1], docs[(n + 3) % 5]] for n in range(4)]
@@ -116,10 +138,37 @@ def test_answers_of_prompts_that_ride_are_those_of_prompts_alone(method: str) ->
         at_rest(engine, conversations=1)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_what_rides_is_accounted_as_alone(method: str, ridden: list[int]) -> None:
+    """Compiling (one document at a time: batches are padded), reading, and a conversation that goes on."""
+    docs = documents(3, 150)
+
+    def told(beside: bool) -> list[object]:
+        with make_engine(trained=True) as engine, decoding(engine.model) if beside else nullcontext():
+            compiled = [engine.compile([each], gate=False, method=method).forward_tokens for each in docs[:2]]
+            first = engine.ask(QUESTION, docs, method=method, max_new_tokens=6)
+            second = first.follow_up("And then what does it do?", max_new_tokens=4)
+        ledgers = [answer.ledger for answer in (first, second)]
+        return [
+            compiled, first.token_ids, second.token_ids,
+            *[(ledger.tokens, ledger.forward_tokens, ledger.token_layers, ledger.flops) for ledger in ledgers],
+        ]  # fmt: skip
+
+    alone, rode = told(False), len(ridden)
+    assert told(True) == alone
+    assert any(ridden[rode:])
+
+
 def riding(model: LanguageModel, unwanted: Callable[[], bool] = lambda: False) -> tuple[Ride, SlotCache]:
     cache = model.pool.acquire(ROWS)
     whole = Part(ids_of(model, ROWS)[0], RowPlan(torch.arange(ROWS), ROWS), cache, RowCounter())
     return Ride(whole, ROWS, unwanted), cache
+
+
+def step_without(rides: Rides, parts: Parts = PLAIN) -> None:
+    """Rows wait where steps over their parts have been seen."""
+    with rides.boarding(parts, 7) as part:
+        assert part is None
 
 
 def test_nobody_waits_for_steps_that_do_not_come() -> None:
@@ -138,6 +187,7 @@ def test_nobody_waits_for_steps_that_do_not_come() -> None:
 def test_rows_go_another_time_if_the_forward_that_took_them_fails() -> None:
     rides, model = Rides(), tiny()
     ride, cache = riding(model)
+    step_without(rides, cache.parts)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(rides.along, ride, 30.0)
         while not ride.gone:
@@ -157,6 +207,7 @@ def test_rows_ride_only_over_the_parts_that_they_are_read_with() -> None:
     rides, model = Rides(), tiny()
     ride, cache = riding(model)
     cache.parts = type(PLAIN)()
+    step_without(rides, cache.parts)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(rides.along, ride, 30.0)
         while not rides._waiting:
@@ -189,6 +240,7 @@ def test_steps_that_can_take_nobody_along_hold_nobody(why: str, monkeypatch: pyt
 def test_two_prompts_take_turns() -> None:
     rides, model = Rides(), tiny()
     (first, one), (second, two) = riding(model), riding(model)
+    step_without(rides)
     with ThreadPoolExecutor(2) as pool:
         waits = [pool.submit(rides.along, ride, 30.0) for ride in (first, second)]
         while len(rides._waiting) < 2:
@@ -223,3 +275,144 @@ def test_who_holds_the_turn_does_not_wait_for_steps_that_cannot_come(ridden: lis
         model.portions(ride.whole.ids[None], ride.whole.plan, cache)
         assert sum(ridden) == before
     model.pool.release(cache)
+
+
+@pytest.mark.parametrize("fault", [RuntimeError, MemoryError])
+def test_what_a_prompt_s_rows_do_to_a_forward_is_no_stream_s_fault(
+    fault: type[Exception], ridden: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny()
+    ride, cache = riding(model)
+    together = stepping.forward_together
+
+    def failing(*given: object) -> list[torch.Tensor]:
+        if given[4] is not None:
+            raise fault
+        return together(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stepping, "forward_together", failing)
+    with decoding(model) as streamed:
+        found = model.portions(ride.whole.ids[None], ride.whole.plan, cache)
+        before = len(streamed)
+        while len(streamed) < before + 3:
+            pass
+    assert torch.isfinite(found).all()
+    assert sum(ridden) == 0, "nothing of it went well"
+    model.pool.release(cache)
+
+
+def test_a_prompt_s_broken_rows_fail_it_alone(ridden: list[int]) -> None:
+    model = tiny()
+    ride, cache = riding(model)
+    cache.slot_values[:, :, :, 0] = torch.nan
+    plan = RowPlan(torch.arange(1, ROWS), ROWS)
+    with decoding(model) as streamed, pytest.raises(NumericsError):
+        model.portions(ride.whole.ids[None, 1:], plan, cache)
+    assert sum(ridden) > 0
+    assert all(torch.isfinite(each).all() for each in streamed)
+    cache.slot_values.zero_()
+    model.pool.release(cache)
+
+
+def test_who_is_aboard_does_not_board_again() -> None:
+    """Two engines over one model lead steps of their own."""
+    rides, model = Rides(), tiny()
+    ride, cache = riding(model)
+    step_without(rides)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(rides.along, ride, 30.0)
+        while not rides._waiting:
+            pass
+        with rides.boarding(PLAIN, 7) as first, rides.boarding(PLAIN, 7) as second:
+            assert (first is None, second) == (False, None)
+        with rides.boarding(PLAIN, ROWS), rides.boarding(PLAIN, 7) as second:
+            assert second is None
+        assert ride.gone == ROWS
+        with rides.boarding(PLAIN, 7) as nothing:
+            assert nothing is None, "all have gone, whether it knows or not"
+        waits.result(30)
+    model.pool.release(cache)
+
+
+def test_a_leader_that_is_interrupted_before_its_forward_leaves_nobody_aboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> Part:
+        raise KeyboardInterrupt
+
+    rides, model = Rides(), tiny()
+    ride, cache = riding(model)
+    step_without(rides)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(rides.along, ride, 30.0)
+        while not rides._waiting:
+            pass
+        with monkeypatch.context() as patched:
+            patched.setattr(Ride, "part", interrupted)
+            with pytest.raises(KeyboardInterrupt), rides.boarding(PLAIN, 7):
+                pass
+        assert (ride.gone, ride.aboard) == (0, False)
+        with rides.boarding(PLAIN, ROWS):
+            pass
+        waits.result(30)
+    model.pool.release(cache)
+
+
+def test_whoever_is_interrupted_again_and_again_waits_for_the_step_that_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    rides, model = Rides(), tiny()
+    ride, cache = riding(model)
+    step_without(rides)
+    boarded, interrupts, over = threading.Event(), [], threading.Event()
+    wait = rides._changed.wait
+
+    def interrupted(seconds: float) -> None:
+        if boarded.is_set() and len(interrupts) < 3:
+            interrupts.append(1)
+            raise KeyboardInterrupt
+        wait(min(seconds, 0.001))
+
+    monkeypatch.setattr(rides._changed, "wait", interrupted)
+
+    def owner() -> None:
+        try:
+            rides.along(ride, 30.0)
+        finally:
+            over.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(owner)
+        while not rides._waiting:
+            pass
+        with rides.boarding(PLAIN, 7):
+            boarded.set()
+            while len(interrupts) < 3:
+                pass
+            assert not over.is_set(), "it would have given back what is written to"
+        assert isinstance(waits.exception(30), KeyboardInterrupt)
+    assert not rides._waiting
+    model.pool.release(cache)
+
+
+def test_rows_over_parts_that_no_stream_has_do_not_wait(ridden: list[int]) -> None:
+    """However patient: a writer's documents, beside streams of the plain reader."""
+    model = tiny()
+    with decoding(model) as streamed:
+        made = model.encode(ids_of(model, ROWS), parts=type(PLAIN)())
+        assert len(streamed) < STEPS, "it waited for them to end"
+    assert sum(ridden) == 0
+    model.pool.release(made)
+
+
+def test_nobody_waits_for_streams_that_have_ended() -> None:
+    """However patient: the last stream ends while rows wait for its steps."""
+    model = tiny()
+    ride, cache = riding(model)
+    other = model.pool.acquire(8)
+    with ThreadPoolExecutor(1) as pool:
+        with Steps(model).stream(other):
+            step_without(model.rides)
+            waits = pool.submit(model.rides.along, ride, 30.0)
+            while not model.rides._waiting:
+                pass
+        waits.result(10)
+    assert ride.gone == 0
+    for each in (cache, other):
+        model.pool.release(each)

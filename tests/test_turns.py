@@ -62,7 +62,7 @@ def test_within_its_own_turn_nobody_waits_for_those_in_a_hurry() -> None:
                 assert entered == []
         waits.result(30)
     assert entered == [1]
-    assert turns._urgent == 0
+    assert not turns._urgent
 
 
 def test_a_turn_ends_with_its_block_whatever_ended_it() -> None:
@@ -159,6 +159,27 @@ def test_rows_ride_where_a_step_alone_is_known_and_it_is_measured_again_and_agai
     assert any(not pace.riding(1) for _ in range(100))
     pace.step_took(1, 0, 0.1)
     assert pace.riding(1)
+
+
+@pytest.mark.parametrize("odd", [0.0, 60.0, float("inf"), float("nan")])
+def test_one_odd_time_moves_nothing_far(odd: float) -> None:
+    """A machine that slept, a clock that stands."""
+    pace = Pace()
+    for streams in (1, 2):
+        for _ in range(20):
+            pace.step_took(streams, 0, 0.01)
+    for streams in (1, 2, 7):
+        pace.step_took(streams, 0, odd)
+        assert 0.0 < pace.step < 0.05
+        pace.step_took(streams, pace.riding(streams) or FIRST, odd)
+        pace.portion_took(pace.portion, odd)
+    for _ in range(400):
+        pace.step_took(1, 0, 0.01)
+        pace.step_took(1, pace.riding(1), 0.012)
+        pace.portion_took(pace.portion, 0.001)
+    assert pace.step < 0.05
+    assert pace.riding(1) > FIRST
+    assert LEAST <= pace.portion <= MOST
 
 
 def test_a_turn_s_time_is_that_of_the_turn_without_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:

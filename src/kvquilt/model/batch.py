@@ -59,5 +59,6 @@ def forward_together(
         counter.rows += rows
         counter.token_layers += total.token_layers * rows // total.rows  # every row passes all layers
         counter.pairs += plan.pairs
+        counter.besides += total.besides * rows / total.rows
         cache.filled, cache.view = plan.filled, plan.view
     return list(logits.split([len(each) for each in ids]))

@@ -185,7 +185,8 @@ class LanguageModel:
             return self.forward(ids, plan, cache, logits, counter)
         whole, total, first = plan, len(plan.rows), 0
         while total - first > max(most := self.at_once(len(ids)), logits):
-            if gone := self._along(ids, whole, cache, counter, first, total - logits):
+            # one at least is left: a forward needs rows
+            if gone := self._along(ids, whole, cache, counter, first, total - max(logits, 1)):
                 first = gone
                 continue
             last = min(first + most, total - logits)

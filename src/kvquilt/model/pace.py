@@ -6,13 +6,14 @@ FIRST, LEAST, MOST = 16, 4, 512
 _AIM = 0.9  # of a step: all is measured with noise, and what is aimed at is a bound
 _NEWEST = 0.25  # what the newest measurement counts
 _AGAIN = 32  # steps after which one goes without a prompt's rows, to be measured
+_TICK = 1e-4  # seconds: shorter than any step, and what a clock may not tell from none
 
 
 class Pace:
     """Follows what steps and rows take on this machine, whatever its kernels and however many stream.
 
     The seconds of rows are no multiple of their number, since the weights are read once for all of them; so the numbers
-    are moved by measuring, and no formula says them. Told by whoever has the turn: not locked.
+    are moved by measuring, and no formula says them. Not locked: two threads at once may lose a measurement, no more.
     """
 
     def __init__(self) -> None:
@@ -39,6 +40,8 @@ class Pace:
         """A step of so many streams, with so many rows of a prompt."""
         if not rows:
             self._since = 0
+            if self._steps:  # a pause of the machine is no step
+                seconds = min(2 * self.step + _TICK, seconds)
             before = self._steps.get(streams, seconds)
             self._steps[streams] = before + _NEWEST * (seconds - before)
         elif 2 * rows >= self._riding:  # the rest of a prompt says little

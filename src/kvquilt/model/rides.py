@@ -17,10 +17,14 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from kvquilt.errors import NumericsError
 from kvquilt.model.counter import RowCounter
 from kvquilt.model.parts import Parts
 from kvquilt.model.rows import RowPlan
 from kvquilt.model.slots import SlotCache
+
+_LATELY = 0.5  # seconds
+_FORGOTTEN = 30.0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -39,9 +43,11 @@ class Ride:
 
     Attributes:
         whole: of it; all layers compute all rows of its plan, and nobody watches.
-        last: how many of them go.
+        last: up to which of its rows.
         unwanted: says that none more needs to go.
         gone: how many have gone; their keys and values are in the cache.
+        aboard: somebody steps with it, and may be writing into its cache.
+        refused: a forward with it failed, maybe by its rows.
     """
 
     whole: Part
@@ -49,6 +55,11 @@ class Ride:
     unwanted: Callable[[], bool]
     gone: int = 0
     aboard: bool = field(default=False, repr=False)
+    refused: bool = field(default=False, repr=False)
+
+    def over(self) -> bool:
+        """Whether no more of it goes."""
+        return self.gone >= self.last or self.refused or self.unwanted()
 
     def part(self, rows: int) -> Part:
         """The next `rows` at most."""
@@ -64,48 +75,84 @@ class Rides:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: list[Ride] = []
-        self._left: dict[int, float] = {}  # when one last went, by whose parts it went over
+        self._stepped: dict[int, float] = {}  # when a step that has room was last seen, by whose parts it goes over
 
     def along(self, ride: Ride, patience: float) -> None:
-        """Let it go along until all its rows have gone, none could for `patience` seconds, or it is unwanted."""
-        parts = id(ride.whole.cache.parts)
-        with self._changed:
-            begun = time.monotonic()
-            self._waiting.append(ride)
-            try:
-                while ride.gone < ride.last and not ride.unwanted():
-                    left = max(begun, self._left.get(parts, 0.0)) + patience - time.monotonic()
+        """Let it go along until all its rows have gone, it is unwanted or refused, or the last step that has room for
+        it is `patience` seconds ago: at once where there was none."""
+        try:
+            with self._changed:
+                self._waiting.append(ride)
+                while not ride.over():
+                    left = self._left(ride.whole.cache.parts, patience)
                     if left <= 0 and not ride.aboard:
                         break
                     self._changed.wait(max(left, 0.001))
-            finally:
-                self._waiting.remove(ride)
-                while ride.aboard:  # whoever steps is writing into its cache
-                    self._changed.wait()
+        finally:
+            interrupted = None
+            while ride in self._waiting or ride.aboard:  # until nobody writes into its cache
+                try:
+                    with self._changed:
+                        if ride in self._waiting:
+                            self._waiting.remove(ride)
+                        if ride.aboard:
+                            self._changed.wait(0.1)  # whoever is interrupted twice does not say that it is over
+                except BaseException as error:  # noqa: BLE001  raised once that step is over
+                    interrupted = error
+            if interrupted is not None:
+                raise interrupted
+
+    def stepping(self, parts: Parts) -> bool:
+        """Whether steps over `parts` have been taken lately."""
+        with self._changed:
+            return self._left(parts, _LATELY) > 0
+
+    def ended(self, parts: Parts) -> None:
+        """A stream over `parts` has: nobody waits until steps of others are seen."""
+        with self._changed:
+            self._stepped.pop(id(parts), None)
+            self._changed.notify_all()
 
     @contextmanager
     def boarding(self, parts: Parts, rows: int) -> Iterator[Part | None]:
         """What goes along with a forward over `parts` inside the block, `rows` at most; None if nothing does.
 
-        They have gone if the block ends well, else they go another time.
+        They have gone if the block ends well, else they go another time; but where it was no stream's numbers that
+        failed, it may have been by them, and they are left to be read alone.
         """
-        with self._changed:
-            fit = (each for each in self._waiting if each.whole.cache.parts is parts and not each.unwanted())
-            ride = next(fit, None) if rows else None
-            if ride is not None:
-                ride.aboard = True
-        part = None if ride is None else ride.part(rows)
-        went = False
+        ride, gone = None, 0
         try:
-            yield part
-            went = True
-        finally:
             with self._changed:
-                if ride is not None and part is not None:
-                    self._left = {id(parts): time.monotonic()}
-                    ride.aboard = False
-                    ride.gone += len(part.ids) if went else 0
-                    if ride in self._waiting:  # next time it is another's turn
-                        self._waiting.remove(ride)
-                        self._waiting.append(ride)
+                fit = (each for each in self._waiting if each.whole.cache.parts is parts and not each.aboard)
+                if rows:
+                    self._saw(parts)
+                    ride = next((each for each in fit if not each.over()), None)
+                if ride is not None:
+                    ride.aboard = True
+            part = None if ride is None else ride.part(rows)
+            yield part
+            gone = 0 if part is None else len(part.ids)
+        except Exception as error:
+            if ride is not None:
+                ride.refused = not isinstance(error, NumericsError)
+            raise
+        finally:
+            if ride is not None:  # before the lock: what interrupts this thread may do so twice
+                ride.gone += gone
+                ride.aboard = False
+            with self._changed:
+                if rows:
+                    self._saw(parts)
+                if ride in self._waiting:  # next time it is another's turn
+                    self._waiting.remove(ride)
+                    self._waiting.append(ride)
                 self._changed.notify_all()
+
+    def _left(self, parts: Parts, patience: float) -> float:
+        """Seconds until the last step that was seen is `patience` ago."""
+        return self._stepped.get(id(parts), float("-inf")) + patience - time.monotonic()
+
+    def _saw(self, parts: Parts) -> None:
+        now = time.monotonic()
+        self._stepped = {of: at for of, at in self._stepped.items() if now - at < _FORGOTTEN}
+        self._stepped[id(parts)] = now

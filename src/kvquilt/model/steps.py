@@ -58,6 +58,7 @@ class Steps:
             with self.model.turns.streaming(id(cache)):
                 yield
         finally:
+            self.model.rides.ended(cache.parts)
             with self._changed:
                 self._changed.notify_all()
 
@@ -121,18 +122,17 @@ class Steps:
             with self._changed:
                 # what ended this thread, ended no other: their wishes stand, and one of them leads next
                 left_over = [wish for wish in chosen if not wish.taken() and wish is not own]
-                self._wishes = left_over + self._wishes
+                self._wishes = left_over + [wish for wish in self._wishes if wish not in left_over]
                 self._leader = None
                 self._changed.notify_all()
 
     def _take(self, chosen: Sequence[_Wish]) -> None:
         tokens, caches = [[wish.token] for wish in chosen], [wish.cache for wish in chosen]
+        pace, beside = self.model.turns.pace, None
         try:
-            pace = self.model.turns.pace
             riding = self.model.rides.boarding(chosen[0].cache.parts, pace.riding(len(chosen)))
-            with riding as beside, self.model.turns.urgent():
+            with self.model.turns.urgent(), riding as beside:
                 found = forward_together(self.model, tokens, caches, [wish.counter for wish in chosen], beside)
-            pace.step_took(len(chosen), 0 if beside is None else len(beside.ids), self.model.turns.held)
         except NumericsError as error:
             if len(chosen) == 1:
                 chosen[0].error = error
@@ -140,5 +140,11 @@ class Steps:
             for wish in chosen:  # one of them is broken, and nobody knows which
                 self._take([wish])
             return
+        except Exception:
+            if beside is None:
+                raise
+            self._take(chosen)  # without what may have failed by its own rows: it is not taken along again
+            return
+        pace.step_took(len(chosen), 0 if beside is None else len(beside.ids), self.model.turns.held)
         for wish, logits in zip(chosen, found, strict=True):
             wish.logits = logits[-1]

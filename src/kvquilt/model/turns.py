@@ -28,7 +28,7 @@ class Turns:
         self._lock = threading.RLock()
         self._changed = threading.Condition()
         self._owner: int | None = None
-        self._urgent = 0
+        self._urgent: set[object] = set()
         self._own = threading.local()
 
     @contextmanager
@@ -41,7 +41,7 @@ class Turns:
         if not self.mine:
             with self._changed:
                 while self._urgent:
-                    self._changed.wait()
+                    self._changed.wait(0.1)  # whoever is interrupted twice does not say that it is through
             if self.unwanted():
                 raise UnwantedError
         with self._held():
@@ -61,14 +61,15 @@ class Turns:
     @contextmanager
     def urgent(self) -> Iterator[None]:
         """The same, before all who wait in `taken`."""
-        with self._changed:
-            self._urgent += 1
+        own = object()
         try:
+            with self._changed:
+                self._urgent.add(own)
             with self._held():
                 yield
         finally:
+            self._urgent.discard(own)  # before the lock: what interrupts this thread may do so twice
             with self._changed:
-                self._urgent -= 1
                 self._changed.notify_all()
 
     @property
@@ -113,12 +114,13 @@ class Turns:
     @contextmanager
     def _held(self) -> Iterator[None]:
         with self._lock:
-            outer, self._owner = self._owner, threading.get_ident()
-            begun = time.perf_counter()
+            outer, own, begun = self._owner, threading.get_ident(), time.perf_counter()
             try:
+                self._owner = own
                 yield
             finally:
-                self._owner, self._own.held = outer, time.perf_counter() - begun
+                self._owner = outer
+                self._own.held = time.perf_counter() - begun
 
 
 def _never() -> bool:

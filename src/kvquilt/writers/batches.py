@@ -26,8 +26,8 @@ def compile_batches(
     """
     model = prefix.model
     start = prefix.reach(behind) if behind and segments else None
-    # one by one beside streams: rows of a batch cannot go along with their steps
-    for batch in batches([len(s) for s in segments], 1 if model.turns.streams else _BATCH_TOKENS):
+    # one by one where they can go along with steps of streams, as rows of a batch cannot
+    for batch in batches([len(s) for s in segments], 1 if model.rides.stepping(parts) else _BATCH_TOKENS):
         cache = model.encode(padded([segments[i] for i in batch]), start, prefix.counter, parts)
         try:
             for row, i in enumerate(batch):
