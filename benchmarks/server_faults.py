@@ -7,7 +7,7 @@ user may mount one); Valkey that stops answering and comes back empty, under loa
 time the same prompts are asked, greedily; what they answered undisturbed is the measure, over segments compiled in
 other company each time: compiled together, documents differ in their last bits from those compiled apart, and in half
 precision an answer can turn on these. Segments that lay on disk when a process was killed must be there, whole, for the
-next one.
+next one. A wrong answer, or a segment that is lost or damaged, makes the exit status 1.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from serving import Server, chat, server, texts, until
+from serving import Server, chat, finish, server, texts, until
 
 from kvquilt.bench import environment, portable
 from tests.store.valkey_server import FOUND as VALKEY
@@ -114,7 +114,22 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as store:
                 result[name] = scenario(bench, Path(store))
             print(name, json.dumps(result[name]), flush=True)
-    options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    finish(result, options.json, bars(result))
+
+
+def bars(result: dict[str, Any]) -> dict[str, bool]:
+    """What must hold of a run, in words, and whether it does."""
+    counts = ("wrong", "damaged_segments", "lost_segments")
+    return {f"{place}: {count}": count == 0 for place, count in numbers(result) if place.endswith(counts)}
+
+
+def numbers(told: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Everything that is no object, at any depth, by the names on the way to it."""
+    if isinstance(told, dict):
+        for name, inner in told.items():
+            yield from numbers(inner, f"{place} {name}".strip())
+    else:
+        yield place, told
 
 
 def killed_in_compile(bench: Bench, store: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Generated requests: schemathesis (a program of its own: `pip install schemathesi
 bodies that keep its rules and bodies that break them. Written ones: 100 MB of body, clients that send a byte now and
 then, bytes that are no UTF-8, nesting, ten thousand documents. A status of 500 or above is a failure, but for a full
 queue; so is a server that does not answer a plain request meanwhile, or whose memory grows by more than it may hold.
+After a failure but of memory, which is left to who reads, the exit status is 1.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from serving import Server, server
+from serving import Server, finish, server
 
 from kvquilt.bench import environment, portable
 
@@ -65,8 +66,25 @@ def main() -> None:
         "unexpected_in_log": failed[:5],
         "exit_status": status,
     }
-    options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=1))
+    finish(result, options.json, bars(result))
+
+
+def bars(result: dict[str, Any]) -> dict[str, bool]:
+    """What must hold of a run, in words, and whether it does."""
+    errors, unexpected = result["generated"]["server_errors"], result["unexpected_in_log"]
+    behind, status = result["plain_request_behind"], result["exit_status"]
+    written = {
+        f"{name}: {said}": re.search(r"\b5\d\d\b(?! s)", said) is None for name, said in result["written"].items()
+    }
+    return {
+        **written,
+        f"beside slow clients: {result['written']['slow']}": result["written"]["slow"].startswith("others 200"),
+        f"{len(errors)} server errors in generated requests": not errors,
+        f"{len(unexpected)} unexpected lines in the log": not unexpected,
+        f"a plain request behind all is answered {behind}": behind == 200,
+        f"the server ended with {status}": status == 0,
+    }
 
 
 def fuzzed(served: Server, options: argparse.Namespace) -> dict[str, Any]:

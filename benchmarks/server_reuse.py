@@ -4,7 +4,8 @@
 
 Documents travel in the requests and are compiled on first use; nothing is uploaded. The hit rate is document tokens
 that were reused over document tokens. As documents become known it must not fall: that of the last 100 queries is held
-against that of queries 50 to 150. Keys: every distinct segment is stored once, plus the opening of prompts.
+against that of queries 50 to 150. Keys: every distinct segment is stored once, plus the opening of prompts. Where one
+of these does not hold, the exit status is 1.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from serving import server, stored, texts
+from serving import finish, server, stored, texts
 
 from kvquilt.bench import environment, portable
 
@@ -70,8 +71,19 @@ def main() -> None:
         "keys": {"stored": keys, "distinct_documents": len(seen)},
         "exit_status": status,
     }
-    options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=1))
+    finish(result, options.json, bars(result))
+
+
+def bars(result: dict[str, Any]) -> dict[str, bool]:
+    """What must hold of a run, in words, and whether it does."""
+    rate, keys, status = result["hit_rate"], result["keys"], result["exit_status"]
+    stored, distinct = keys["stored"], keys["distinct_documents"]
+    return {
+        f"the hit rate went from {rate['50_to_150']} to {rate['last_100']}": rate["last_100"] >= rate["50_to_150"],
+        f"{stored} segments are stored of {distinct} documents": stored - distinct in (0, 1),
+        f"the server ended with {status}": status == 0,
+    }
 
 
 def found(told: list[dict[str, Any]]) -> tuple[int, int]:

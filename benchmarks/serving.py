@@ -78,9 +78,9 @@ class Server:
             connection.close()
 
     def metrics(self) -> dict[str, float]:
-        """Samples of ``/metrics`` by name and labels, without the prefix."""
+        """Samples of ``/metrics`` by name and labels, without the prefix and the label that all have."""
         found = re.findall(r"^kvquilt:(\S+) (\S+)$", self.ask("/metrics")[1], re.MULTILINE)
-        return {name: float(value) for name, value in found}
+        return {plain(name): float(value) for name, value in found}
 
     def upload(self, documents: list[dict[str, str]], seconds: float = 1200) -> None:
         """Take documents and wait until all are compiled."""
@@ -150,6 +150,22 @@ def stored(folder: str) -> list[dict[str, Any]]:
     command = [str(Path(sys.executable).with_name("kvquilt")), "store", "ls", "--json"]
     env = {**os.environ, "KVQUILT_STORE_DIR": folder}
     return list(json.loads(subprocess.run(command, capture_output=True, check=True, env=env).stdout))
+
+
+def plain(sample: str) -> str:
+    """A sample's name and labels but the model's name."""
+    return re.sub(r',?model_name="[^"]*"', "", sample).replace("{,", "{").replace("{}", "")
+
+
+def finish(result: dict[str, Any], out: Path, bars: dict[str, bool]) -> None:
+    """Write the result; then end the process with 1 if a bar was missed.
+
+    Args:
+        bars: what was found, in words, and whether that is as it must be.
+    """
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if missed := [said for said, met in bars.items() if not met]:
+        sys.exit("missed: " + "; ".join(missed))
 
 
 def texts(count: int, characters: int) -> list[dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -17,6 +18,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from typer.main import get_command
+from valkey import Valkey
 
 from kvquilt.cli.app import app
 from kvquilt.config import Settings
@@ -25,6 +27,7 @@ from kvquilt.server.traces import PATIENCE, PLACES
 from tests.engines import documents
 from tests.models import tiny
 from tests.server.running import MODEL, serving
+from tests.store import valkey_server
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE, UNIT = ROOT / "docker" / "Dockerfile", ROOT / "deploy" / "kvquilt.service"
@@ -98,11 +101,49 @@ def test_compose_has_values_that_settings_take(monkeypatch: pytest.MonkeyPatch) 
     settings, _ = Settings.resolve()
     assert isinstance(settings.remote, Remote)
     assert settings.remote_password is not None
-    assert "requirepass" in " ".join(valkey["command"])
     assert all(port.startswith("127.0.0.1:") for port in server["ports"])
     assert "ports" not in valkey
     for each in (server, valkey):
         assert (each["read_only"], each["cap_drop"]) == (True, ["ALL"])
+
+
+def test_no_command_line_has_a_secret() -> None:
+    services = [each for path in COMPOSE for each in compose(path)["services"].values()]
+    words = [word for each in services for name in ("command", "entrypoint") for word in each.get(name, [])]
+    # $$NAME is read by a shell inside, from its environment; $NAME compose or systemd puts into the command line
+    lines = [*unit()["ExecStart"], *(word.replace("$$", "") for word in words)]
+    assert len(lines) > 3
+    assert [line for line in lines if re.search(r"\$\{?\w*(PASSWORD|SECRET|TOKEN|KEY)", line)] == []
+
+
+@pytest.mark.parametrize("password", ["0f" * 24, 'with space # " \\ $HOME `id` and more'])
+def test_valkey_is_told_its_password_by_stdin_and_asks_for_it(password: str, tmp_path: Path) -> None:
+    if valkey_server.FOUND is None:
+        pytest.skip(valkey_server.WHY_NOT)
+    command = [word.replace("$$", "$") for word in compose(COMPOSE[0])["services"]["valkey"]["command"]]
+    place, found = tmp_path / "valkey-server", shlex.quote(valkey_server.FOUND)
+    place.write_text(f'#!/bin/sh\nexec {found} "$@" --bind 127.0.0.1 --port $PORT\n')
+    place.chmod(0o700)
+
+    class Server(valkey_server.Server):
+        def command(self) -> list[str]:
+            given = f"PATH={tmp_path}:{os.environ['PATH']}", f"PORT={self.port}", f"VALKEY_PASSWORD={password}"
+            return ["env", *given, *command]
+
+    server = Server()
+    try:
+        assert server._process is not None
+        ps = ["ps", "-ww", "-o", "args=", "-p", str(server._process.pid)]
+        line = subprocess.run(ps, capture_output=True, text=True, check=True).stdout
+        assert "valkey-server" in line, "the process that is started gets the signals"
+        assert password not in line
+        assert server.say("PING").startswith(b"-NOAUTH")
+        with Valkey("127.0.0.1", server.port, password=password) as client:
+            told = client.config_get("maxmemory*", "save", "appendonly")
+        assert (told["maxmemory"], told["maxmemory-policy"]) == (str(8 << 30), "allkeys-lfu")
+        assert (told["save"], told["appendonly"]) == ("", "no")
+    finally:
+        server.kill()
 
 
 @pytest.mark.parametrize(("name", "words"), [each for each in served_with() if each[0] != "image"])
@@ -168,7 +209,7 @@ def exposed() -> set[str]:
         found = text_string_to_metric_families(served.http().get("/metrics").text)
         names = {sample.name for family in found for sample in family.samples}
     remote = TierStats(None, None, None, failures={"timeout": 1}, waiting=1, breaker="open")
-    return names | {sample.name for family in counted({"remote": remote}) for sample in family.samples}
+    return names | {sample.name for family in counted(MODEL, {"remote": remote}) for sample in family.samples}
 
 
 def named_in(expression: str) -> set[str]:

@@ -71,6 +71,13 @@ def test_scores_reach_the_methods_that_rank(generator: KvquiltChatGenerator) -> 
         assert reply.meta["kvquilt"]["documents"][-1]["id"] == texts[best].id
 
 
+def test_blank_documents_are_left_out(generator: KvquiltChatGenerator) -> None:
+    blank, rye = [Document(content=text) for text in ("", " \n")], Document(content="Rye needs two days.", id="rye")
+    for found, ids in (([blank[0], rye, blank[1]], ["rye"]), (blank, [])):
+        (reply,) = generator.run(QUESTION, found)["replies"]
+        assert [each["id"] for each in reply.meta["kvquilt"]["documents"]] == ids
+
+
 def test_without_documents_it_is_a_chat_generator_like_any_other(generator: KvquiltChatGenerator) -> None:
     (reply,) = generator.run([ChatMessage.from_user(QUESTION)])["replies"]
     assert reply.meta["usage"]["completion_tokens"] == 6

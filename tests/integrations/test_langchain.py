@@ -88,8 +88,16 @@ def test_scores_reach_the_methods_that_rank(served: Served) -> None:
 def test_a_key_and_the_servers_errors_pass_through(served: Served) -> None:
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         model(served).invoke(QUESTION, model="another")
-    with pytest.raises(openai.BadRequestError, match="must not be empty"):
-        model(served).invoke([message(QUESTION, [Document(page_content=" ", id="blank")])])
+    with pytest.raises(openai.BadRequestError, match="unknown method"):
+        model(served, extra_body={"kvquilt": {"method": "nonsense"}}).invoke(QUESTION)
+
+
+def test_blank_documents_are_left_out(served: Served) -> None:
+    blank = [Document(page_content=text, id="blank") for text in ("", " \n")]
+    chat, rye = model(served, extra_body=NONE), Document(page_content="Rye needs two days.", id="rye")
+    for found, ids in (([blank[0], rye, blank[1]], ["rye"]), (blank, [])):
+        answer = chat.invoke([message(QUESTION, found)])
+        assert [each["id"] for each in answer.response_metadata["kvquilt"]["documents"]] == ids
 
 
 def test_by_default_it_asks_this_machine_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,14 @@ def test_a_node_is_the_text_that_a_model_reads_by_its_id_and_never_its_hash() ->
     assert part == {"type": "document", "id": "rye", "text": "file: bread.md\n\nRye needs two days."}
 
 
+def test_blank_nodes_are_left_out(llm: Kvquilt) -> None:
+    blank = [NodeWithScore(node=TextNode(text=text)) for text in ("", " \n")]
+    rye = NodeWithScore(node=TextNode(text="Rye needs two days.", id_="rye"))
+    for nodes, ids in (([blank[0], rye, blank[1]], ["rye"]), (blank, [])):
+        answer = llm.chat([message("How long?", nodes)])
+        assert [each["id"] for each in answer.additional_kwargs["kvquilt"]["documents"]] == ids
+
+
 def test_texts_and_conversations_are_answered_in_every_way(llm: Kvquilt) -> None:
     whole = llm.complete("Rye needs")
     assert whole.additional_kwargs["usage"]["completion_tokens"] == 6

@@ -54,6 +54,15 @@ def test_scores_of_other_libraries_are_numbers(score: Any) -> None:
     assert document_parts([("a", RYE, score)])[0]["score"].hex() == (0.5).hex()
 
 
+@pytest.mark.parametrize("text", ["", " ", "\n\t\n", "\u00a0\u2003"])
+@pytest.mark.parametrize("id", [None, "a", ""])
+def test_a_blank_text_is_left_out_and_the_others_stay(text: str, id: str | None) -> None:
+    assert document_parts([(id, text, 0.5)]) == []
+    assert document_parts([("a", RYE, 0.25), (id, text, 0.5), ("b", WHEAT, None)]) == [
+        part("a", RYE, score=0.25), part("b", WHEAT)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("text", [None, "a\x00b", 3])
 def test_what_has_no_text_is_refused(text: Any) -> None:
     with pytest.raises(InputError, match=r"documents|Document\.text"):

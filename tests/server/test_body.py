@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from codecs import BOM_UTF8
 from typing import Any
 
 import pytest
@@ -39,6 +40,15 @@ def test_what_just_fits_is_taken() -> None:
     assert parsed(b'{"a": [1, {"b": 2}], "c": 3}', Limits(depth=4, values=6)) == {"a": [1, {"b": 2}], "c": 3}
 
 
+@pytest.mark.parametrize("raw", [b'{"a": "\xc3\xbc"}', b" \n[1]", b"3"])
+def test_a_byte_order_mark_in_front_changes_nothing(raw: bytes) -> None:
+    assert parsed(BOM_UTF8 + raw, Limits()) == parsed(raw, Limits())
+    for bad in (BOM_UTF8, BOM_UTF8 + BOM_UTF8 + raw, raw + BOM_UTF8):
+        with pytest.raises(RefusalError) as caught:
+            parsed(bad, Limits())
+        assert caught.value.code == "invalid_json"
+
+
 def request(*chunks: bytes) -> Request:
     waiting = [{"type": "http.request", "body": each, "more_body": n < len(chunks)} for n, each in enumerate(chunks, 1)]
 
@@ -60,6 +70,12 @@ def test_lines_are_found_across_chunks() -> None:
     expected = [{"a": 1}, {"b": "ü"}, [3]]
     assert lines(text) == expected
     assert lines(*(text[n : n + 1] for n in range(len(text)))) == expected
+
+
+def test_lines_of_files_with_byte_order_marks_are_those_without() -> None:
+    several = BOM_UTF8 + b'{"a": 1}\n' + BOM_UTF8 + b"\r\n" + BOM_UTF8 + b"[3]\n" + BOM_UTF8
+    for chunks in ([several], [several[n : n + 1] for n in range(len(several))]):
+        assert lines(*chunks) == [{"a": 1}, [3]]
 
 
 def test_a_line_may_be_too_long_where_the_whole_may() -> None:

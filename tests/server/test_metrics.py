@@ -54,11 +54,8 @@ def scraped(served: Served, key: str) -> Samples:
 
 
 def value(samples: Samples, name: str, **labels: str) -> float:
-    """0 where nothing was counted; the model's name stands in all that counts answers."""
-    either = ({**labels}, {**labels, "model_name": MODEL})
-    return next(
-        (v for each in either if (v := samples.get((f"kvquilt:{name}", frozenset(each.items())))) is not None), 0.0
-    )
+    """0 where nothing was counted; the model's name stands in all."""
+    return samples.get((f"kvquilt:{name}", frozenset({**labels, "model_name": MODEL}.items())), 0.0)
 
 
 def ask(served: Served, key: str, method: str, *parts: dict[str, str], tokens: int = 6) -> Any:
@@ -134,6 +131,7 @@ def test_bytes_of_every_tenant_in_every_tier(keyed: Any) -> None:
         assert sum(
             v for (n, labels), v in samples.items() if n == "kvquilt:store_bytes" and ("tier", tier.name) in labels
         ) == (tier.stats().bytes)
+    assert all(("model_name", MODEL) in labels for _, labels in samples)
     named = {name for name, labels in samples if {("tenant", "ann"), ("tenant", "bob")} & labels}
     assert named == {"kvquilt:store_bytes"}
     assert not any(v == "a" or TEXTS[0] in v for _, labels in samples for _, v in labels), "no document is named"
@@ -167,7 +165,7 @@ class _Told:
         self._tiers = tiers
 
     def collect(self) -> Iterator[Metric]:
-        return counted(self._tiers)
+        return counted(MODEL, self._tiers)
 
 
 def test_a_remote_tier_says_how_it_is() -> None:
@@ -177,6 +175,7 @@ def test_a_remote_tier_says_how_it_is() -> None:
     samples = read(generate_latest(registry).decode())
     assert value(samples, "store_writes_waiting", tier="valkey") == 3
     assert value(samples, "store_pinned", tier="memory") == 5
+    assert all(("model_name", MODEL) in labels for _, labels in samples)
     states = {
         state: value(samples, "store_breaker", tier="valkey", state=state) for state in ("closed", "open", "half_open")
     }

@@ -311,6 +311,9 @@ def test_what_the_server_refuses_is_said_in_its_words(page: Page, served: Served
     page.click("#go")
     page.until("document.getElementById('ask-said').innerText")
     assert "tokens" in page.text("#ask-said")
+    gap = "document.getElementById('ask-said').getBoundingClientRect().top"
+    gap += " - document.getElementById('question').getBoundingClientRect().bottom"
+    assert 0 <= page.js(gap) < 20, "it stands by the box that was asked with"
     assert page.text(".side .note") == "Failed."
     assert page.js("document.getElementById('question').value") == "What?", "it may be asked again"
     page.js("{ const f = document.getElementById('paste-text'); f.value = '\\ud800'; f.form.requestSubmit(); }")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,19 @@ def test_files_come_with_their_type_a_strict_policy_and_nothing_from_elsewhere()
             assert "http" not in told.text.replace('xmlns="http://www.w3.org/2000/svg"', ""), "an address elsewhere"
         page = http.get("/").text
         assert [word for word in ("<style", " style=", " onclick", "javascript:") if word in page] == []
+
+
+def test_what_goes_wrong_is_announced_and_said_by_the_box_it_is_about() -> None:
+    found: list[tuple[str, dict[str, str | None]]] = []
+    reader = HTMLParser()
+    reader.handle_starttag = lambda tag, given: found.append((tag, dict(given)))  # type: ignore[method-assign]
+    reader.feed(files("kvquilt.server").joinpath("page", "index.html").read_text(encoding="utf-8"))
+    errors = [given for _, given in found if "error" in (given.get("class") or "").split()]
+    assert {given.get("role") for given in errors} == {"alert"}
+    box = next(n for n, (_, given) in enumerate(found) if given.get("id") == "question")
+    behind = found[box + 1][1]
+    assert behind in errors
+    assert behind["id"] in (found[box][1]["aria-describedby"] or "").split()
 
 
 def test_a_file_that_is_known_is_not_sent_again() -> None:

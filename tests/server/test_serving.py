@@ -399,8 +399,8 @@ def test_counts_and_lines(caplog: pytest.LogCaptureFixture) -> None:
         assert f'kvquilt:prompt_tokens_total{{model_name="tiny",provenance="{provenance}"}} {float(count)}' in text
     assert f'kvquilt:generation_tokens_total{{model_name="tiny"}} {float(tokens.completion_tokens)}' in text
     assert 'kvquilt:requests_total{model_name="tiny",path="/v1/chat/completions",status="200"} 1.0' in text
-    assert 'kvquilt:store_bytes{tenant="",tier="memory"}' in text
-    assert "kvquilt:num_requests_running 0.0" in text
+    assert 'kvquilt:store_bytes{model_name="tiny",tenant="",tier="memory"}' in text
+    assert 'kvquilt:num_requests_running{model_name="tiny"} 0.0' in text
     lines = [record.facts for record in caplog.records if record.getMessage() == "request"]
     (mine,) = [line for line in lines if line["request_id"] == "mine.1"]
     assert (mine["path"], mine["status"], mine["ran"]) == ("/v1/chat/completions", 200, "none")

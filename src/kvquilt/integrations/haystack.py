@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import openai
-from haystack import Document, component
-from haystack.dataclasses import ChatMessage, StreamingChunk
-from haystack.dataclasses.streaming_chunk import SyncStreamingCallbackT
-from haystack.utils import Secret
-
 from kvquilt.errors import InputError
+from kvquilt.integrations.extra import needs
 from kvquilt.integrations.parts import KEY, URL, content, document_parts, noted, pieces
+
+with needs("haystack"):
+    import openai
+    from haystack import Document, component
+    from haystack.dataclasses import ChatMessage, StreamingChunk
+    from haystack.dataclasses.streaming_chunk import SyncStreamingCallbackT
+    from haystack.utils import Secret
 
 
 @component

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-import openai
-from langchain_core.documents import Document
-from langchain_core.messages import HumanMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from langchain_openai import ChatOpenAI
 from pydantic import Field, SecretStr
 
+from kvquilt.integrations.extra import needs
 from kvquilt.integrations.parts import KEY, URL, Found, content, document_parts
+
+with needs("langchain"):
+    import openai
+    from langchain_core.documents import Document
+    from langchain_core.messages import HumanMessage
+    from langchain_core.outputs import ChatGenerationChunk, ChatResult
+    from langchain_openai import ChatOpenAI
 
 Key = SecretStr | None | Callable[[], str] | Callable[[], Awaitable[str]]  # as `ChatOpenAI` declares it
 SCORE = "relevance_score"  # where LangChain's rerankers leave theirs

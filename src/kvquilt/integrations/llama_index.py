@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-import openai
-from llama_index.core import llms
-from llama_index.core.base.llms import generic_utils
-from llama_index.core.llms import ChatMessage, ChatResponse, ChatResponseGen
-from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.schema import MetadataMode, NodeWithScore
 from pydantic import Field
 
 from kvquilt.errors import InputError
+from kvquilt.integrations.extra import needs
 from kvquilt.integrations.parts import KEY, URL, content, document_parts, pieces
+
+with needs("llama-index"):
+    import openai
+    from llama_index.core import llms
+    from llama_index.core.base.llms import generic_utils
+    from llama_index.core.llms import ChatMessage, ChatResponse, ChatResponseGen
+    from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+    from llama_index.core.schema import MetadataMode, NodeWithScore
 
 PARTS = "documents"  # under which a message carries them
 

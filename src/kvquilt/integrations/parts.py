@@ -24,7 +24,7 @@ def document_parts(found: Iterable[Found]) -> list[dict[str, Any]]:
 
     A document without an id that a server takes is named by its text's digest. What is found twice stands once, where
     it was first, with the better score. Another text under an id that is taken keeps the id with its digest behind it:
-    passages of one source often share one.
+    passages of one source often share one. A blank text is left out: a server takes none, and it says nothing.
 
     Raises:
         InputError: a text or a score that is none.
@@ -33,6 +33,8 @@ def document_parts(found: Iterable[Found]) -> list[dict[str, Any]]:
     for id, text, score in found:
         if text is None:  # frameworks have documents that are pictures or tables
             raise InputError("documents", "must have a text", id)
+        if isinstance(text, str) and not text.strip():
+            continue
         digest = Document(text).id
         name = id if id is not None and _taken(id) else digest
         if name in parts and parts[name]["text"] != text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
@@ -62,18 +63,18 @@ async def read_lines(request: Request, limits: Limits) -> AsyncIterator[Any]:
             held = bytearray(rest)
             for line in lines:
                 number += 1
-                if line.strip():
+                if not _empty(line):
                     yield _line(bytes(line), number, limits)
         if len(held) > limits.body_bytes:
             raise _too_long(limits.body_bytes)
-    if held.strip():
+    if not _empty(held):
         yield _line(bytes(held), number + 1, limits)
 
 
 def parsed(raw: bytes, limits: Limits) -> Any:
     """JSON in UTF-8, with finite numbers, and no more levels and values than there may be."""
     try:
-        text = raw.decode("utf-8")
+        text = raw.decode("utf-8").removeprefix("\ufeff")  # the mark that some editors begin files with
     except UnicodeDecodeError as error:
         rule = f"the body must be UTF-8; byte {error.start} is not"
         raise RefusalError(400, "invalid_utf8", rule) from None  # the chained error would carry the body
@@ -133,6 +134,10 @@ async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
             return await anext(chunks, None)
     except TimeoutError:
         raise _too_slow() from None
+
+
+def _empty(line: bytearray) -> bool:
+    return not line.removeprefix(BOM_UTF8).strip()
 
 
 def _line(raw: bytes, number: int, limits: Limits) -> Any:

@@ -8,12 +8,11 @@ from typing import Any
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from kvquilt.server.failures import RefusalError
+from kvquilt.server.failures import RETRY, RefusalError
 
 PATIENCE = 20.0  # seconds for the head of a request; bodies have their own
 UNREAD = 60.0  # seconds for a client that reads nothing of what waits to be sent
-RETRY = 2  # seconds
-FULL = RefusalError(503, "too_many_connections", "the server has as many connections as it takes")
+FULL = RefusalError(503, "too_many_connections", "the server has as many connections as it takes", retry_after=RETRY)
 
 
 class Connection(H11Protocol):
@@ -65,5 +64,4 @@ class Connection(H11Protocol):
 
 
 async def _full(scope: Any, receive: Any, send: Any) -> None:
-    headers = {"retry-after": str(RETRY), "connection": "close"}
-    await JSONResponse(FULL.body, FULL.status, headers=headers)(scope, receive, send)
+    await JSONResponse(FULL.body, FULL.status, headers={**FULL.headers, "connection": "close"})(scope, receive, send)

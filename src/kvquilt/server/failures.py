@@ -7,6 +7,8 @@ from typing import Any
 
 from kvquilt.errors import ContextLengthError, InputError, KvquiltError, StoreError
 
+# seconds to the next try: streams end and documents are compiled in this order of time; other hindrances last longer
+RETRY, LATER = 2, 5
 INVALID, SERVER = "invalid_request_error", "server_error"
 
 
@@ -46,11 +48,12 @@ def refusal(error: BaseException) -> RefusalError:
     if isinstance(error, InputError):
         return RefusalError(400, "invalid_value", str(error), error.field)
     if isinstance(error, StoreError):
-        return RefusalError(503, "store_unavailable", "the store of compiled documents cannot be used", retry_after=5)
+        rule = "the store of compiled documents cannot be used"
+        return RefusalError(503, "store_unavailable", rule, retry_after=LATER)
     if isinstance(error, KvquiltError):
         return RefusalError(500, type(error).__name__, str(error))
     return RefusalError(500, "internal_error", "an unexpected failure; the server's log names it by the request's id")
 
 
 def stopping() -> RefusalError:
-    return RefusalError(503, "stopping", "the server is about to stop", retry_after=5)
+    return RefusalError(503, "stopping", "the server is about to stop", retry_after=LATER)

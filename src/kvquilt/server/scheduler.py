@@ -10,10 +10,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from kvquilt.errors import IntegrityError
-from kvquilt.server.failures import RefusalError
+from kvquilt.server.failures import RETRY, RefusalError
 from kvquilt.server.limits import Limits
 
-RETRY = 2  # seconds; streams end in this order of time
 _LOOK = 0.1  # seconds after which who waits for room looks whether it still wants it
 
 

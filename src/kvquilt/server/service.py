@@ -13,12 +13,14 @@ from kvquilt.answer import Answer, Stream
 from kvquilt.engine import Engine
 from kvquilt.identity import PUBLIC
 from kvquilt.prompt import Document, Prompt, Run
+from kvquilt.repair.presets import Method, find_method
+from kvquilt.repair.retrieved_document import RetrievedDocument
 from kvquilt.server.answering import Answering
 from kvquilt.server.asked import ChatAsked, TextAsked, TokenizeAsked
 from kvquilt.server.compiler import Compiler
 from kvquilt.server.deadline import Deadline
 from kvquilt.server.entry import Entry
-from kvquilt.server.failures import RefusalError
+from kvquilt.server.failures import LATER, RefusalError
 from kvquilt.server.footprint import SLACK, of_prompt
 from kvquilt.server.keyring import Keyring
 from kvquilt.server.library import Library
@@ -68,7 +70,8 @@ class Service:
         gate = self.engine.settings.method == "auto"
         self.compiler = Compiler(self.engine, self.library, gate, self.metrics.compiled, self.scheduler)
         self.engine.model.pool.slack = (1, SLACK)  # a small prompt must not hold what a large one was admitted for
-        self.metrics.registry.register(Standing(self.engine, self.scheduler, self.library, lambda: self.tenants))
+        standing = Standing(self.name, self.engine, self.scheduler, self.library, lambda: self.tenants)
+        self.metrics.registry.register(standing)
         self._reading = ThreadPoolExecutor(1, "kvquilt-prompt")
 
     @property
@@ -128,7 +131,7 @@ class Service:
         except TimeoutError:
             ticket.leave()
             rule = "the server was too busy to begin within the request's deadline"
-            raise deadline.missed(rule, retry_after=5) from None
+            raise deadline.missed(rule, retry_after=LATER) from None
         except BaseException:
             ticket.leave()
             raise
@@ -181,7 +184,8 @@ class Service:
         self, asked: ChatAsked | TextAsked, tenant: str | None, ticket: Ticket, deadline: Deadline
     ) -> Answering:
         options = asked.options
-        if named := named_in(asked):
+        named = named_in(asked)
+        if named and not (self.library.pending(tenant, named) and await self._computed(asked, tenant)):
             await self.library.ready(tenant, named, asked.kvquilt.wait)
         new = self.engine.sampling(options["max_new_tokens"]).max_new_tokens
         prompt, runs = await self.prompt(asked, tenant)
@@ -194,6 +198,19 @@ class Service:
             return self.engine.stream(prompt, **options, tenant=tenant, begun=begun)
 
         return Answering(open, ticket, deadline, self._answers, self.metrics.paced)
+
+    async def _computed(self, asked: ChatAsked | TextAsked, tenant: str | None) -> bool:
+        """Whether what will run computes all documents, or the only one, so that it need not wait for segments."""
+        prompt, _ = await self.prompt(asked, tenant)
+
+        def method() -> Method:
+            with self.engine.stream(prompt, **asked.options, tenant=tenant) as unread:  # computes nothing
+                pass
+            return find_method(unread.answer.ledger.method)
+
+        chosen = await asyncio.get_running_loop().run_in_executor(self._reading, method)
+        best = isinstance(chosen.selector, RetrievedDocument) and chosen.budget is None
+        return not chosen.reuses or (best and len(prompt.documents) == 1)
 
     def _methods(self, asked: ChatAsked | TextAsked, tenant: str | None) -> list[str]:
         """Those of which one will run."""
