@@ -195,7 +195,7 @@ def test_the_unit_is_one_that_systemd_reads(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def exposed() -> set[str]:
     """Names of series that a server with some traffic has, and of those that a remote tier adds."""
-    from kvquilt.server.standing import counted
+    from kvquilt.server.gauges import counted
     from kvquilt.store import TierStats
 
     with serving() as served:

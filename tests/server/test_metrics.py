@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvquilt.identity import namespace
 from kvquilt.server import compiler
+from kvquilt.server.gauges import OTHERS, counted
 from kvquilt.server.keyring import Keyring
 from kvquilt.server.keys import KeyFile, Role
-from kvquilt.server.standing import OTHERS, counted
 from kvquilt.store import TierStats
 from tests.engines import documents
 from tests.server.running import MODEL, Served, serving

@@ -12,7 +12,7 @@ import pytest
 from kvquilt.identity import namespace
 from kvquilt.ledger import DocumentUse, Ledger, Provenance
 from kvquilt.server.keyring import Keyring
-from kvquilt.server.tally import Tally
+from kvquilt.server.reuse_counts import ReuseCounts
 from tests.server.running import serving
 from tests.server.test_access import ask, key_file
 
@@ -119,7 +119,7 @@ def test_speed_is_that_of_the_last_full_prefills() -> None:
         made.documents.append(DocumentUse("a", 3, 0, Provenance.REUSED, "disk", ""))
         return made
 
-    tally = Tally()
+    tally = ReuseCounts()
     tally.add(ledger("none", 9.0, 1.0))
     assert tally.seconds_per_flop is None
     tally.add(ledger("full", 1.0, 1e9))

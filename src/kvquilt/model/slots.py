@@ -108,6 +108,11 @@ class PoolStats:
     spare_bytes: int
 
 
+def rounded(capacity: int) -> int:
+    """Slots of a fresh cache with room for `capacity` tokens."""
+    return -(-capacity // 64) * 64
+
+
 class SlotPool:
     """Hands out slot caches and keeps the last one that came back.
 
@@ -144,7 +149,7 @@ class SlotPool:
                 self._spare = None
                 spare.filled, spare.view, spare.parts = 0, None, PLAIN
                 return self._lend(spare)
-        room = -(-capacity // 64) * 64
+        room = rounded(capacity)
         key_dim, value_dim = self._dims
         shape = (self._layers, batch, self._heads, room)
         fresh = SlotCache(

@@ -14,7 +14,7 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from kvquilt.server import completions, documents, models, page_files, page_state, state
+from kvquilt.server import completions, documents, models, page_files, probes, tenant_state
 from kvquilt.server.access import guard
 from kvquilt.server.described import describe
 from kvquilt.server.failures import RefusalError
@@ -46,9 +46,9 @@ def make_app(service: Service, told: Sequence[Callable[[Record], object]] = ()) 
 
     app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan, telemetry=SILENT)
     app.openapi = cache(partial(describe, app))  # type: ignore[method-assign]
-    app.include_router(state.routes(service))
+    app.include_router(probes.routes(service))
     app.include_router(page_files.routes())
-    for each in (completions, documents, models, page_state):
+    for each in (completions, documents, models, tenant_state):
         app.include_router(each.routes(service), dependencies=[Depends(guard(service.keyring))])
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(RequestValidationError, _bad_query)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvquilt.model.slots import rounded
 from kvquilt.prompt import Run
 from kvquilt.reading import Reader
 from kvquilt.repair.kept_blocks import KeptBlocks
@@ -16,12 +17,11 @@ from kvquilt.writers.constant import Constant
 from kvquilt.writers.loaded import soft_rows
 
 SLACK = 256  # slots that a recycled cache may have beyond what is asked for
-_BLOCK = 64
 
 
 def slots(tokens: int) -> int:
     """Of a cache with room for so many: whole blocks, and what a recycled one may have more."""
-    return -(-tokens // _BLOCK) * _BLOCK + SLACK
+    return rounded(tokens) + SLACK
 
 
 @dataclass(frozen=True, slots=True)

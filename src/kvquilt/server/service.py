@@ -22,16 +22,16 @@ from kvquilt.server.deadline import Deadline
 from kvquilt.server.entry import Entry
 from kvquilt.server.failures import LATER, RefusalError
 from kvquilt.server.footprint import SLACK, of_prompt
+from kvquilt.server.gauges import Gauges
 from kvquilt.server.keyring import Keyring
 from kvquilt.server.library import Library
 from kvquilt.server.limits import Limits
 from kvquilt.server.messages import make_prompt, named_in, parts_in
 from kvquilt.server.metrics import Metrics
 from kvquilt.server.record import Record
+from kvquilt.server.reuse_counts import ReuseCounts
 from kvquilt.server.scheduler import Scheduler, Ticket
 from kvquilt.server.shares import Shares
-from kvquilt.server.standing import Standing
-from kvquilt.server.tally import Tally
 from kvquilt.server.texts import Texts, Uploaded
 
 
@@ -57,7 +57,7 @@ class Service:
     compiler: Compiler = field(init=False)
     metrics: Metrics = field(init=False)
     running: bool = field(init=False, default=False)
-    _tallies: dict[str | None, Tally] = field(default_factory=dict, repr=False)
+    _tallies: dict[str | None, ReuseCounts] = field(default_factory=dict, repr=False)
     _answers: set[Answering] = field(default_factory=set, repr=False)
     _reading: ThreadPoolExecutor = field(init=False, repr=False)
 
@@ -70,8 +70,8 @@ class Service:
         gate = self.engine.settings.method == "auto"
         self.compiler = Compiler(self.engine, self.library, gate, self.metrics.compiled, self.scheduler)
         self.engine.model.pool.slack = (1, SLACK)  # a small prompt must not hold what a large one was admitted for
-        standing = Standing(self.name, self.engine, self.scheduler, self.library, lambda: self.tenants)
-        self.metrics.registry.register(standing)
+        gauges = Gauges(self.name, self.engine, self.scheduler, self.library, lambda: self.tenants)
+        self.metrics.registry.register(gauges)
         self._reading = ThreadPoolExecutor(1, "kvquilt-prompt")
 
     @property
@@ -104,9 +104,9 @@ class Service:
         self.metrics.answered(answer)
         self.tally(record.tenant).add(answer.ledger)
 
-    def tally(self, tenant: str | None) -> Tally:
+    def tally(self, tenant: str | None) -> ReuseCounts:
         """What this tenant's answers reused since the server began."""
-        return self._tallies.setdefault(tenant, Tally())
+        return self._tallies.setdefault(tenant, ReuseCounts())
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:

@@ -19,7 +19,7 @@ OTHERS = "(others)"  # namespaces of nobody who has a key
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Gauges:
     """Asked when it is read.
 
     Attributes:

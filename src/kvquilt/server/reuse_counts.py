@@ -13,7 +13,7 @@ _LAST = 16  # full prefills: what was measured long ago says little about now
 
 
 @dataclass(eq=False, slots=True)
-class Tally:
+class ReuseCounts:
     """Of one event loop, from which alone it is used.
 
     Attributes:
