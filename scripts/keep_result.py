@@ -3,6 +3,7 @@
 
     keep_result.py eval DIR TASK-MODEL        a folder of `kvquilt eval`: eval/TASK-MODEL.json and .md
     keep_result.py attention DIR TASK-MODEL   a folder of `kvquilt study attention`: attention-TASK-MODEL.json
+    keep_result.py repair-budget DIR NAME     a folder of `kvquilt study repair-budget`: repair-budget-NAME.json
 
 Then `make docs`.
 """
@@ -19,6 +20,7 @@ import numpy as np
 
 from kvquilt.errors import InputError, KvquiltError
 from kvquilt.evaluation.attention_summary import summarise_attention
+from kvquilt.evaluation.repair_budget_figures import figures
 from kvquilt.evaluation.report.told import read_told
 from kvquilt.evaluation.report.writing import write
 from kvquilt.evaluation.run_folder import EvaluationFolder
@@ -64,6 +66,16 @@ def keep_attention(folder: Path, name: str, results: Path = RESULTS) -> list[Pat
     return [path]
 
 
+def keep_repair_budget(folder: Path, name: str, results: Path = RESULTS) -> list[Path]:
+    """Raises `InputError`: settings are not finished."""
+    found = figures(folder)
+    if found["unfinished"]:
+        raise InputError("folder", f"the study is not finished: {', '.join(found['unfinished'])}", str(folder))
+    path = results / f"repair-budget-{name}.json"
+    path.write_text(json.dumps(found) + "\n", encoding="utf-8")
+    return [path]
+
+
 def by_layer(found: dict[str, Any]) -> dict[str, Any]:
     """The summary of a study with ``layers`` for ``heads``: means over a layer's heads that have a value."""
     arms = []
@@ -79,7 +91,7 @@ def _mean(heads: list[float | None]) -> float | None:
 
 
 def main(arguments: list[str]) -> int:
-    kinds = {"eval": keep_evaluation, "attention": keep_attention}
+    kinds = {"eval": keep_evaluation, "attention": keep_attention, "repair-budget": keep_repair_budget}
     if len(arguments) != 3 or arguments[0] not in kinds:
         print(__doc__, file=sys.stderr)
         return 2

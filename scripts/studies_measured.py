@@ -9,6 +9,8 @@ from typing import Any
 
 from methods_measured import RESULTS, table
 
+from kvquilt.evaluation.repair_budget_text import remarks, study_tables
+
 Found = dict[str, Any]
 
 
@@ -79,6 +81,21 @@ def _attention(found: Found) -> list[str]:
     return lines + [f"\nNot measured: `{name}`: {reason}." for name, reason in found["refused"].items()]
 
 
+def _repair_budget(found: Found) -> list[str]:
+    about, lines = found["about"], []
+    for each in study_tables(found):
+        lines += [f"*{each.title}*", "", *table(list(each.head), [list(row) for row in each.rows]), ""]
+        lines += [line for note in each.notes for line in (note, "")]
+    return [
+        f"{about['model']}, {about['dtype']}, {about['threads']} threads, {about['machine']}, commit "
+        f"{about['commit']}. "
+        f"`{about['command']}`",
+        "",
+        *lines,
+        *(line for said in remarks(found) for line in (said, "")),
+    ][:-1]
+
+
 _STUDIES = (
     (
         "hit-rate*.json",
@@ -96,5 +113,12 @@ _STUDIES = (
         "first tokens over that of one in its interior. NRMSE, cosine, mass: what is retrieved from a document. These "
         "numbers explain; they do not rank methods.",
         _attention,
+    ),
+    (
+        "repair-budget-*.json",
+        "Study: what reuse damages, and what mends it",
+        "Answers lost and distances to full prefill by what stands beside the document that answers, and where a small "
+        "budget is best spent ([every word](studies.md)).",
+        _repair_budget,
     ),
 )

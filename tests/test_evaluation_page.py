@@ -63,8 +63,8 @@ def test_every_committed_file_is_on_the_page() -> None:
     """And has beside it the figures that the page points at."""
     text = "\n".join(evaluation.evaluation_sections() + studies.study_sections())
     runs = list((RESULTS / "eval").glob("*.json"))
-    files = [*RESULTS.glob("hit-rate*.json"), *RESULTS.glob("attention-*.json")]
-    assert len(files) >= 2
+    files = [path for kind in ("hit-rate*", "attention-*", "repair-budget-*") for path in RESULTS.glob(f"{kind}.json")]
+    assert len(files) >= 3
     told = [run["about"]["command"] for path in runs for run in json.loads(path.read_text())]
     read = [json.loads(path.read_text()) for path in files]
     for command in (*told, *(each.get("about", each)["command"] for each in read)):
@@ -233,6 +233,21 @@ def test_too_many_heads_are_kept_as_means_of_layers(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(keep, "LARGEST", 10)
     with pytest.raises(InputError, match="take more than 10 bytes"):
         keep.keep_attention(tmp_path / "study", "made-tiny", tmp_path)
+
+
+@pytest.mark.parametrize("unfinished", [[], ["structure/biography/I0"]])
+def test_a_study_of_the_repair_budget_is_kept_whole(
+    unfinished: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"retrieval": [], "unfinished": unfinished}
+    monkeypatch.setattr(keep, "figures", lambda _: found)
+    if unfinished:
+        with pytest.raises(InputError, match="not finished: structure/biography/I0"):
+            keep.keep_repair_budget(tmp_path, "made-tiny", tmp_path)
+    else:
+        (path,) = keep.keep_repair_budget(tmp_path, "made-tiny", tmp_path)
+        assert path == tmp_path / "repair-budget-made-tiny.json"
+        assert json.loads(path.read_text()) == found
 
 
 def test_the_readme_is_written_between_its_marks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
