@@ -119,7 +119,7 @@ def test_rows_that_nobody_reads_have_no_influence() -> None:
             pairs = write(model, written, parts_of(named, ALPHA))
             return gradients(named, lambda: loss_of([(k[:, :, :short], v[:, :, :short]) for k, v in pairs]).backward())
 
-    assert distance(run(packets), run(packets[:1])) < 1e-6
+    assert distance(run(packets), run(packets[:1])) < 1e-5
 
 
 def test_only_query_and_output_of_the_last_layer_lack_gradients() -> None:
