@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from kvquilt.model.steps import Steps
 from kvquilt.model.turns import UnwantedError
 from tests.engines import QUESTION, at_rest, documents, make_engine
 from tests.models import FAMILIES, tiny
+from tests.waiting import until
 
 ROWS, STEPS = 40, 2000
 
@@ -70,8 +72,7 @@ def decoding(model: LanguageModel) -> Iterator[list[torch.Tensor]]:
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(run)
         begun.wait(30)
-        while not found and not done.done():  # rides wait where steps have been seen
-            pass
+        until(lambda: not (not found and not done.done()))
         try:
             yield found
         finally:
@@ -98,8 +99,7 @@ def test_a_prompt_that_rides_along_reads_what_it_reads_alone(family: str, ridden
     assert counter.token_layers == ROWS * model.capability.layers
     assert counter.pairs == plan.pairs
     with decoding(model) as quiet:
-        while len(quiet) < len(streamed):
-            pass
+        until(lambda: not (len(quiet) < len(streamed)))
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(streamed, quiet, strict=False))
     for cache in (alone, along):
         model.pool.release(cache)
@@ -124,17 +124,18 @@ def test_segments_that_ride_along_are_encoded_as_alone(family: str, ridden: list
 METHODS = ["full", "none", "epic:k=16", "cacheblend:1000000", "cache-craft", "link-tokens", "sempic"]
 
 
-@pytest.mark.usefixtures("ridden")
 @pytest.mark.parametrize("method", METHODS)
-def test_answers_of_prompts_that_ride_are_those_of_prompts_alone(method: str) -> None:
+def test_answers_of_prompts_that_ride_are_those_of_prompts_alone(method: str, ridden: list[int]) -> None:
     docs = documents(5, 120)
     asked = [[docs[n], docs[n + 1], docs[(n + 3) % 5]] for n in range(4)]
     with make_engine(trained=True) as engine:
         truth = [engine.ask(QUESTION, d, method=method, max_new_tokens=12).token_ids for d in asked]
         engine.store.clear_memory()
-        with ThreadPoolExecutor(4) as pool:
+        ridden.clear()
+        with decoding(engine.model), ThreadPoolExecutor(4) as pool:
             answers = pool.map(lambda d: engine.ask(QUESTION, d, method=method, max_new_tokens=12).token_ids, asked)
             assert list(answers) == truth
+        assert any(ridden)
         at_rest(engine, conversations=1)
 
 
@@ -190,9 +191,10 @@ def test_rows_go_another_time_if_the_forward_that_took_them_fails() -> None:
     step_without(rides, cache.parts)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(rides.along, ride, 30.0)
-        while not ride.gone:
-            with rides.boarding(PLAIN, 7) as part:
-                assert part is None or part.plan.rows.tolist() == list(range(7))
+        until(lambda: bool(rides._waiting))
+        with rides.boarding(PLAIN, 7) as part:
+            assert part is not None
+            assert part.plan.rows.tolist() == list(range(7))
         with pytest.raises(NumericsError), rides.boarding(PLAIN, 7):
             raise NumericsError("a stream's")
         with rides.boarding(PLAIN, 100) as part:
@@ -210,8 +212,7 @@ def test_rows_ride_only_over_the_parts_that_they_are_read_with() -> None:
     step_without(rides, cache.parts)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(rides.along, ride, 30.0)
-        while not rides._waiting:
-            pass
+        until(lambda: bool(rides._waiting))
         with rides.boarding(PLAIN, 7) as part:
             assert part is None
         with rides.boarding(cache.parts, ROWS) as part:
@@ -243,13 +244,12 @@ def test_two_prompts_take_turns() -> None:
     step_without(rides)
     with ThreadPoolExecutor(2) as pool:
         waits = [pool.submit(rides.along, ride, 30.0) for ride in (first, second)]
-        while len(rides._waiting) < 2:
-            pass
+        until(lambda: not (len(rides._waiting) < 2))
         for _ in range(4):
             with rides.boarding(PLAIN, 5):
                 pass
         assert (first.gone, second.gone) == (10, 10)
-        while first.gone + second.gone < 2 * ROWS:
+        for _ in range(2):
             with rides.boarding(PLAIN, 50):
                 pass
         assert [each.result(30) for each in waits] == [None, None]
@@ -285,8 +285,11 @@ def test_what_a_prompt_s_rows_do_to_a_forward_is_no_stream_s_fault(
     ride, cache = riding(model)
     together = stepping.forward_together
 
+    failed = []
+
     def failing(*given: object) -> list[torch.Tensor]:
         if given[4] is not None:
+            failed.append(given[4])
             raise fault
         return together(*given)  # type: ignore[arg-type]
 
@@ -294,10 +297,10 @@ def test_what_a_prompt_s_rows_do_to_a_forward_is_no_stream_s_fault(
     with decoding(model) as streamed:
         found = model.portions(ride.whole.ids[None], ride.whole.plan, cache)
         before = len(streamed)
-        while len(streamed) < before + 3:
-            pass
+        until(lambda: not (len(streamed) < before + 3))
     assert torch.isfinite(found).all()
     assert sum(ridden) == 0, "nothing of it went well"
+    assert len(failed) == 1, "what failed once is not tried again portion by portion"
     model.pool.release(cache)
 
 
@@ -321,8 +324,7 @@ def test_who_is_aboard_does_not_board_again() -> None:
     step_without(rides)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(rides.along, ride, 30.0)
-        while not rides._waiting:
-            pass
+        until(lambda: bool(rides._waiting))
         with rides.boarding(PLAIN, 7) as first, rides.boarding(PLAIN, 7) as second:
             assert (first is None, second) == (False, None)
         with rides.boarding(PLAIN, ROWS), rides.boarding(PLAIN, 7) as second:
@@ -343,8 +345,7 @@ def test_a_leader_that_is_interrupted_before_its_forward_leaves_nobody_aboard(mo
     step_without(rides)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(rides.along, ride, 30.0)
-        while not rides._waiting:
-            pass
+        until(lambda: bool(rides._waiting))
         with monkeypatch.context() as patched:
             patched.setattr(Ride, "part", interrupted)
             with pytest.raises(KeyboardInterrupt), rides.boarding(PLAIN, 7):
@@ -379,12 +380,10 @@ def test_whoever_is_interrupted_again_and_again_waits_for_the_step_that_writes(m
 
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(owner)
-        while not rides._waiting:
-            pass
+        until(lambda: bool(rides._waiting))
         with rides.boarding(PLAIN, 7):
             boarded.set()
-            while len(interrupts) < 3:
-                pass
+            until(lambda: not (len(interrupts) < 3))
             assert not over.is_set(), "it would have given back what is written to"
         assert isinstance(waits.exception(30), KeyboardInterrupt)
     assert not rides._waiting
@@ -401,6 +400,43 @@ def test_rows_over_parts_that_no_stream_has_do_not_wait(ridden: list[int]) -> No
     model.pool.release(made)
 
 
+def test_a_stream_that_ends_puts_nobody_off_while_others_go_on() -> None:
+    model = tiny()
+    ride, cache = riding(model)
+    one, other = model.pool.acquire(8), model.pool.acquire(8)
+    steps = Steps(model)
+    with ThreadPoolExecutor(1) as pool, steps.stream(one):
+        with steps.stream(other):
+            step_without(model.rides)
+            waits = pool.submit(model.rides.along, ride, 30.0)
+            until(lambda: bool(model.rides._waiting))
+        with model.rides.boarding(PLAIN, ROWS) as part:
+            assert part is not None
+        waits.result(30)
+    assert ride.gone == ROWS
+    for each in (cache, one, other):
+        model.pool.release(each)
+
+
+def test_segments_beside_streams_go_one_by_one_and_else_in_batches(ridden: list[int]) -> None:
+    docs, made = documents(6, 30), []
+    encode = LanguageModel.encode
+
+    def counted(self: LanguageModel, ids: torch.Tensor, *given: Any, **options: Any) -> SlotCache:
+        made.append(len(ids))
+        return encode(self, ids, *given, **options)
+
+    with pytest.MonkeyPatch.context() as patched, make_engine() as engine:
+        patched.setattr(LanguageModel, "encode", counted)
+        engine.compile(docs[:3], gate=False)
+        assert max(made) > 1
+        made.clear()
+        with decoding(engine.model):
+            engine.compile(docs[3:], gate=False)
+        assert made == [1, 1, 1]
+        assert any(ridden)
+
+
 def test_nobody_waits_for_streams_that_have_ended() -> None:
     """However patient: the last stream ends while rows wait for its steps."""
     model = tiny()
@@ -410,8 +446,7 @@ def test_nobody_waits_for_streams_that_have_ended() -> None:
         with Steps(model).stream(other):
             step_without(model.rides)
             waits = pool.submit(model.rides.along, ride, 30.0)
-            while not model.rides._waiting:
-                pass
+            until(lambda: bool(model.rides._waiting))
         waits.result(10)
     assert ride.gone == 0
     for each in (cache, other):

@@ -182,6 +182,23 @@ def test_one_odd_time_moves_nothing_far(odd: float) -> None:
     assert LEAST <= pace.portion <= MOST
 
 
+def test_what_is_read_beside_nobody_says_nothing_of_portions_beside_streams() -> None:
+    with make_engine() as engine:
+        pace = engine.model.turns.pace = Pace()
+        pace.step_took(1, 0, 0.001)
+        engine.ask(QUESTION, documents(3, 250), method="epic:k=1000", max_new_tokens=1)
+        assert pace.portion == FIRST
+        engine.model.turns.pace = Pace()
+
+
+def test_the_step_is_that_of_as_many_as_stream_now() -> None:
+    pace = Pace()
+    for streams, seconds in ((1, 0.05), (16, 0.4), (1, 0.05)):
+        for _ in range(50):
+            pace.step_took(streams, 0, seconds)
+        assert pace.step == pytest.approx(seconds, rel=0.01)
+
+
 def test_a_turn_s_time_is_that_of_the_turn_without_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(turning.time, "perf_counter", lambda: now[0])

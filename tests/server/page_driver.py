@@ -11,7 +11,7 @@ from typing import Any
 
 from tests import chromium
 from tests.chromium import Browser, Tab
-from tests.server.running import until
+from tests.waiting import until
 
 DONE = "document.getElementById('turns').ariaBusy === 'false' && document.querySelectorAll('.turn').length === {turns}"
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from kvquilt.server.limits import Limits
 from kvquilt.server.running import listening, make_server, url
 from kvquilt.server.service import Service
 from tests.engines import at_rest, make_engine
+from tests.waiting import until
 
 MODEL = "tiny"
 
@@ -77,11 +77,3 @@ def over(service: Service) -> Iterator[Served]:
         server.should_exit = True
         thread.join(30)
         assert not thread.is_alive()
-
-
-def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait until it holds, or fail."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it never held"
-        time.sleep(0.01)

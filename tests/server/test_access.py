@@ -15,7 +15,8 @@ from kvquilt.errors import InputError
 from kvquilt.identity import PUBLIC, namespace
 from kvquilt.server.keyring import Keyring
 from kvquilt.server.keys import KeyFile, Role
-from tests.server.running import MODEL, Served, serving, until
+from tests.server.running import MODEL, Served, serving
+from tests.waiting import until
 
 
 def key_file(path: Path, *tenants: str) -> list[str]:

@@ -13,12 +13,11 @@ import openai
 import pytest
 
 from kvquilt.engine import Engine
-from kvquilt.repair.presets import AUTO_ORDER
 from kvquilt.server import compiler
 from kvquilt.server.limits import Limits
 from tests.engines import documents
-from tests.server.running import MODEL, Served, serving, until
-from tests.test_gate import decided
+from tests.server.running import MODEL, Served, serving
+from tests.waiting import until
 
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 4}
 
@@ -40,12 +39,11 @@ def state(served: Served, name: str) -> str:
     return str(found.get("state", found))
 
 
-def ask(served: Served, *names: str, opening: bool = False, **kvquilt: Any) -> Any:
+def ask(served: Served, *names: str, **kvquilt: Any) -> Any:
     parts: list[Any] = [*({"type": "document", "id": name} for name in names), {"type": "text", "text": "What is it?"}]
     extra = {"kvquilt": {"method": "none", **kvquilt}}
-    system = [{"role": "system", "content": served.engine.template.system}] if opening else []
     return served.client().chat.completions.create(
-        messages=[*system, {"role": "user", "content": parts}], extra_body=extra, **GREEDY
+        messages=[{"role": "user", "content": parts}], extra_body=extra, **GREEDY
     )
 
 
@@ -144,59 +142,6 @@ def test_who_names_one_that_compiles_waits_or_is_told(served: Served, monkeypatc
     go.set()
     waiting.join(30)
     assert found[0].kvquilt["documents"][0]["source"] == "memory"
-
-
-@pytest.mark.parametrize(
-    ("method", "passed", "names", "ran"),
-    [
-        ("full", (), ("with", "break"), "full"),
-        ("auto", (), ("with", "break"), "full"),  # nothing was measured
-        ("auto", ("retrieved-document",), ("with",), "retrieved-document"),
-        ("auto", ("retrieved-document",), ("with", "break"), None),
-        ("auto", ("none",), ("with",), None),
-        ("retrieved-document", (), ("with",), "retrieved-document"),
-        ("retrieved-document", (), ("with", "break"), None),
-        ("retrieved-document:5%", (), ("with",), None),
-        ("none", (), ("with",), None),
-    ],
-)
-@pytest.mark.parametrize("wait", [True, False])
-def test_who_takes_no_segment_waits_for_none(
-    served: Served,
-    monkeypatch: pytest.MonkeyPatch,
-    method: str,
-    passed: tuple[str, ...],
-    names: Any,
-    ran: Any,
-    wait: bool,
-) -> None:
-    go, real = threading.Event(), Engine.compile
-
-    def compile(self: Engine, *args: Any, **options: Any) -> Any:
-        assert go.wait(30)
-        return real(self, *args, **options)
-
-    monkeypatch.setattr(Engine, "compile", compile)
-    if passed:
-        decided(served.engine, *((name, name in passed) for name in AUTO_ORDER))
-    served.http().post("/v1/documents", json={"documents": body(2)})
-    until(lambda: state(served, "with") == "compiling")
-    asked = {"method": method, "wait": wait}
-    try:
-        if ran is None:
-            with pytest.raises(openai.APIStatusError) as caught:
-                ask(served, *names, **asked, **({"deadline": 0.3} if wait else {}))
-            assert caught.value.status_code == (408 if wait else 409)
-        else:
-            answer = ask(served, *names, **asked)
-            assert answer.kvquilt["method"] == ran
-            assert {each["source"] for each in answer.kvquilt["documents"]} == {"-"}
-            if ran == "retrieved-document":  # in the first place it is exact, which it is compiled for on the way
-                (first,) = ask(served, *names, opening=True, **asked).kvquilt["documents"]
-                assert (first["source"], first["provenance"]) == ("compiled", "exact")
-        assert state(served, "with") == "compiling"
-    finally:
-        go.set()
 
 
 @pytest.mark.parametrize("id", ["none", "long"])

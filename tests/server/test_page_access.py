@@ -12,8 +12,9 @@ from kvquilt.server.keys import KeyFile, Role
 from tests import chromium
 from tests.chromium import Browser
 from tests.server.page_driver import Page, opened
-from tests.server.running import Served, serving, until
+from tests.server.running import Served, serving
 from tests.server.test_access import key_file
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(chromium.FOUND is None, reason=chromium.WHY_NOT)
 KEPT = "[JSON.stringify(localStorage), document.cookie, location.href]"

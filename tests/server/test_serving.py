@@ -21,7 +21,8 @@ from kvquilt.model.steps import Steps
 from kvquilt.server.limits import Limits
 from kvquilt.server.scheduler import Ticket
 from tests.engines import AFFORDABLE, at_rest, documents
-from tests.server.running import MODEL, Served, serving, until
+from tests.server.running import MODEL, Served, serving
+from tests.waiting import until
 
 Ask = dict[str, Any]
 

@@ -15,7 +15,8 @@ from kvquilt.engine import Engine
 from kvquilt.model.steps import Steps
 from kvquilt.server.limits import Limits
 from tests.engines import at_rest
-from tests.server.running import Served, serving, until
+from tests.server.running import Served, serving
+from tests.waiting import until
 
 
 def post(served: Served, path: str, sent: dict[str, Any]) -> httpx2.Response:

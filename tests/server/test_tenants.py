@@ -19,7 +19,8 @@ from kvquilt.server.limits import Limits
 from kvquilt.server.shares import Shares
 from kvquilt.store import Quotas
 from tests.engines import documents
-from tests.server.running import MODEL, Served, serving, until
+from tests.server.running import MODEL, Served, serving
+from tests.waiting import until
 
 TEXTS = [each.text for each in documents(8)]
 

@@ -25,7 +25,8 @@ from kvquilt.server.record import Record
 from kvquilt.server.running import make_server
 from kvquilt.server.traces import Traces, traced
 from tests.engines import documents
-from tests.server.running import MODEL, Served, serving, until
+from tests.server.running import MODEL, Served, serving
+from tests.waiting import until
 
 ABOVE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PLACE = "OTEL_EXPORTER_OTLP_ENDPOINT"

@@ -7,9 +7,10 @@ import socket
 import socketserver
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+
+from tests.waiting import until
 
 SECONDS = 60.0
 
@@ -77,14 +78,6 @@ def saying(reply: bytes) -> Iterator[int]:
         finally:
             server.shutdown()
             thread.join()
-
-
-def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
-    """Poll until `condition` holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
 
 
 def _free_port() -> int:

@@ -10,7 +10,7 @@ import pytest
 from kvquilt.identity import SegmentKey
 from kvquilt.store.outbox import Outbox
 from tests.store.segments import key_of, make
-from tests.store.server import until
+from tests.waiting import until
 
 A, B, C = (key_of(make(number)) for number in (1, 2, 3))
 

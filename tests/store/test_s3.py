@@ -23,7 +23,8 @@ from tests.store import s3_server
 from tests.store.proxy import proxy
 from tests.store.s3_server import BUCKET, Server
 from tests.store.segments import key_of, make, same, wanted
-from tests.store.server import saying, until
+from tests.store.server import saying
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not s3_server.FOUND, reason=s3_server.WHY_NOT)
 PATIENT = "deadline=20&write_deadline=20"

@@ -22,8 +22,9 @@ from kvquilt.store.remote import open_remote
 from tests.store import valkey_server
 from tests.store.proxy import proxy
 from tests.store.segments import key_of, make, same, wanted
-from tests.store.server import saying, until
+from tests.store.server import saying
 from tests.store.valkey_server import Server
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(valkey_server.FOUND is None, reason=valkey_server.WHY_NOT)
 PATIENT = "deadline=20&write_deadline=20"

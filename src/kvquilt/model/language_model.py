@@ -183,29 +183,27 @@ class LanguageModel:
         """
         if plan.watcher is not None or not (self.turns.streams or not plan.current.is_prefill):
             return self.forward(ids, plan, cache, logits, counter)
-        whole, total, first = plan, len(plan.rows), 0
+        ends_there = plan.until in (None, self.capability.layers - 1)  # a ride goes through all layers
+        may_ride = len(ids) == 1 and ends_there and not plan.walks and not self.turns.mine
+        total, first = len(plan.rows), 0
+        # one at least does not ride: the last forward needs rows
+        ride = Ride(Part(ids[0], plan, cache, counter or RowCounter()), total - max(logits, 1), self.turns.unwanted)
         while total - first > max(most := self.at_once(len(ids)), logits):
-            # one at least is left: a forward needs rows
-            if gone := self._along(ids, whole, cache, counter, first, total - max(logits, 1)):
-                first = gone
-                continue
+            beside = self.turns.streams
+            if may_ride and beside and not ride.refused:
+                ride.gone = first
+                self.rides.along(ride, patience=max(4 * self.turns.pace.step, 0.01))
+                if ride.gone > first:
+                    first = ride.gone
+                    continue
             last = min(first + most, total - logits)
-            self.forward(ids[:, first:last], whole.part(first, last), cache, 0, counter)
-            self.turns.pace.portion_took(len(ids) * (last - first), self.turns.held)
+            self.forward(ids[:, first:last], plan.part(first, last), cache, 0, counter)
+            if beside:
+                self.turns.pace.portion_took(len(ids) * (last - first), self.turns.held)
             first = last
         if not first:
             return self.forward(ids, plan, cache, logits, counter)
-        return self.forward(ids[:, first:], whole.part(first, total), cache, logits, counter)
-
-    def _along(
-        self, ids: torch.Tensor, plan: RowPlan, cache: SlotCache, counter: RowCounter | None, first: int, last: int
-    ) -> int:
-        """Let the rows ``first:last`` go along with steps of streams; how far they came, 0 if nowhere."""
-        if len(ids) > 1 or plan.walks or not self.turns.streams or self.turns.mine:
-            return 0
-        ride = Ride(Part(ids[0], plan, cache, counter or RowCounter()), last, self.turns.unwanted, first)
-        self.rides.along(ride, patience=max(4 * self.turns.pace.step, 0.01))
-        return ride.gone if ride.gone > first else 0
+        return self.forward(ids[:, first:], plan.part(first, total), cache, logits, counter)
 
     def at_once(self, batch: int = 1) -> int:
         """Rows of each of `batch` sequences that a portion has."""

@@ -20,16 +20,12 @@ class Pace:
         self._portion = self._riding = float(FIRST)
         self._steps: dict[int, float] = {}  # seconds by how many stream
         self._since = 0
+        self.step = 0.0  # seconds of the latest number of streams' step without rows of a prompt; 0 before any
 
     @property
     def portion(self) -> int:
         """Rows of a portion between two steps, all sequences together."""
         return int(self._portion)
-
-    @property
-    def step(self) -> float:
-        """Seconds of a step without rows of a prompt: the longest, by how many stream; 0 before any."""
-        return max(self._steps.values(), default=0.0)
 
     def riding(self, streams: int) -> int:
         """Rows that may ride along with the next step of so many streams; 0 where it is to be measured without."""
@@ -40,10 +36,10 @@ class Pace:
         """A step of so many streams, with so many rows of a prompt."""
         if not rows:
             self._since = 0
-            if self._steps:  # a pause of the machine is no step
-                seconds = min(2 * self.step + _TICK, seconds)
+            if self._steps:  # a pause of the machine is no step, and a clock that stands still tells none
+                seconds = max(_TICK, min(2 * self.step + _TICK, seconds))
             before = self._steps.get(streams, seconds)
-            self._steps[streams] = before + _NEWEST * (seconds - before)
+            self.step = self._steps[streams] = before + _NEWEST * (seconds - before)
         elif 2 * rows >= self._riding:  # the rest of a prompt says little
             step = self._steps[streams]
             self._riding = _moved(self._riding, rows, step, seconds - step)

@@ -42,7 +42,7 @@ class Ride:
     """Rows that may go along, the earlier ones first.
 
     Attributes:
-        whole: of it; all layers compute all rows of its plan, and nobody watches.
+        whole: of it; all layers compute all rows of its plan, to the end of the last, and nobody watches.
         last: up to which of its rows.
         unwanted: says that none more needs to go.
         gone: how many have gone; their keys and values are in the cache.
@@ -108,7 +108,7 @@ class Rides:
             return self._left(parts, _LATELY) > 0
 
     def ended(self, parts: Parts) -> None:
-        """A stream over `parts` has: nobody waits until steps of others are seen."""
+        """The last stream has, over `parts`: nobody waits for its steps."""
         with self._changed:
             self._stepped.pop(id(parts), None)
             self._changed.notify_all()
@@ -144,8 +144,8 @@ class Rides:
                 if rows:
                     self._saw(parts)
                 if ride in self._waiting:  # next time it is another's turn
-                    self._waiting.remove(ride)
-                    self._waiting.append(ride)
+                    # in one assignment: its owner looks without the lock
+                    self._waiting = [each for each in self._waiting if each is not ride] + [ride]
                 self._changed.notify_all()
 
     def _left(self, parts: Parts, patience: float) -> float:

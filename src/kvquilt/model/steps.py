@@ -6,6 +6,7 @@ takes all of them in one forward. The others wait for what it finds. A stream al
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from kvquilt.model.counter import RowCounter
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.slots import SlotCache
 
+log = logging.getLogger(__name__)
 PATIENCE = 0.003  # seconds for a stream that has not asked yet: longer than sampling takes, shorter than a step
 AT_ONCE = 64  # streams in a forward
 
@@ -58,7 +60,8 @@ class Steps:
             with self.model.turns.streaming(id(cache)):
                 yield
         finally:
-            self.model.rides.ended(cache.parts)
+            if not self.model.turns.streams:
+                self.model.rides.ended(cache.parts)
             with self._changed:
                 self._changed.notify_all()
 
@@ -140,10 +143,11 @@ class Steps:
             for wish in chosen:  # one of them is broken, and nobody knows which
                 self._take([wish])
             return
-        except Exception:
+        except Exception as error:
             if beside is None:
                 raise
-            self._take(chosen)  # without what may have failed by its own rows: it is not taken along again
+            log.warning("a prompt's rows do not go along with others' steps any more: %s", type(error).__name__)
+            self._take(chosen)  # it may have failed by these rows
             return
         pace.step_took(len(chosen), 0 if beside is None else len(beside.ids), self.model.turns.held)
         for wish, logits in zip(chosen, found, strict=True):

@@ -149,14 +149,6 @@ class Library:
         with self.changed:
             return any(each.digest == digest for each in self.shelf(tenant).values())
 
-    def pending(self, tenant: str | None, ids: Sequence[str]) -> bool:
-        """Whether some are still to be compiled and the others are; what is not known here is not looked for."""
-        with self.changed:
-            owned = [(self.shelves.get(owner), name) for owner, name in (whose(tenant, id) for id in ids)]
-            known = [shelf.get(name) if shelf else None for shelf, name in owned]
-            states = {entry and entry.state for entry in known}
-        return states != {State.READY} and states <= {State.QUEUED, State.COMPILING, State.READY}
-
     async def ready(self, tenant: str | None, ids: Sequence[str], wait: bool) -> None:
         """Return when all are compiled.
 

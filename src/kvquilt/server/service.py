@@ -13,8 +13,6 @@ from kvquilt.answer import Answer, Stream
 from kvquilt.engine import Engine
 from kvquilt.identity import PUBLIC
 from kvquilt.prompt import Document, Prompt, Run
-from kvquilt.repair.presets import Method, find_method
-from kvquilt.repair.retrieved_document import RetrievedDocument
 from kvquilt.server.answering import Answering
 from kvquilt.server.asked import ChatAsked, TextAsked, TokenizeAsked
 from kvquilt.server.compiler import Compiler
@@ -184,8 +182,7 @@ class Service:
         self, asked: ChatAsked | TextAsked, tenant: str | None, ticket: Ticket, deadline: Deadline
     ) -> Answering:
         options = asked.options
-        named = named_in(asked)
-        if named and not (self.library.pending(tenant, named) and await self._computed(asked, tenant)):
+        if named := named_in(asked):
             await self.library.ready(tenant, named, asked.kvquilt.wait)
         new = self.engine.sampling(options["max_new_tokens"]).max_new_tokens
         prompt, runs = await self.prompt(asked, tenant)
@@ -198,19 +195,6 @@ class Service:
             return self.engine.stream(prompt, **options, tenant=tenant, begun=begun)
 
         return Answering(open, ticket, deadline, self._answers, self.metrics.paced)
-
-    async def _computed(self, asked: ChatAsked | TextAsked, tenant: str | None) -> bool:
-        """Whether what will run computes all documents, or the only one, so that it need not wait for segments."""
-        prompt, _ = await self.prompt(asked, tenant)
-
-        def method() -> Method:
-            with self.engine.stream(prompt, **asked.options, tenant=tenant) as unread:  # computes nothing
-                pass
-            return find_method(unread.answer.ledger.method)
-
-        chosen = await asyncio.get_running_loop().run_in_executor(self._reading, method)
-        best = isinstance(chosen.selector, RetrievedDocument) and chosen.budget is None
-        return not chosen.reuses or (best and len(prompt.documents) == 1)
 
     def _methods(self, asked: ChatAsked | TextAsked, tenant: str | None) -> list[str]:
         """Those of which one will run."""

@@ -27,7 +27,8 @@ def compile_batches(
     model = prefix.model
     start = prefix.reach(behind) if behind and segments else None
     # one by one where they can go along with steps of streams, as rows of a batch cannot
-    for batch in batches([len(s) for s in segments], 1 if model.rides.stepping(parts) else _BATCH_TOKENS):
+    ride = model.rides.stepping(parts) and not model.turns.mine
+    for batch in batches([len(s) for s in segments], 1 if ride else _BATCH_TOKENS):
         cache = model.encode(padded([segments[i] for i in batch]), start, prefix.counter, parts)
         try:
             for row, i in enumerate(batch):
