@@ -19,7 +19,7 @@ def server_section(folder: Path = RESULTS) -> list[str]:
     for pattern, told in _FILES:
         for path in sorted(folder.glob(pattern)):
             found = json.loads(path.read_text(encoding="utf-8"))
-            rows += [[found["model"], *cells(row)] for row in told(found)]
+            rows += [[f"{found['model']}, {found['dtype']}", *cells(row)] for row in told(found)]
             origins.append(
                 f"`{path.name}`: {found['dtype']}, {found['threads']} thread{'s' * (found['threads'] != 1)}, "
                 f"{found['machine']}, commit {found['commit']}, `{found['command']}`"
