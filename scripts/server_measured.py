@@ -27,7 +27,11 @@ def server_section(folder: Path = RESULTS) -> list[str]:
     if not rows:
         return []
     head = ["model", "what", "measured", "bar", "met"]
-    about = "Servers of their own process on the loopback, asked by `benchmarks/server_*.py`."
+    about = (
+        "Servers of their own process on the loopback, asked by `benchmarks/server_*.py`. Streams gain less from "
+        "decoding together in float32, whose products of a few rows cost far more than those of one, than where the "
+        "processor has instructions for bfloat16; a tiny model's steps are mostly Python."
+    )
     return ["", "## Server", "", about, "", *table(head, rows), "", *(f"- {each}" for each in origins)]
 
 
