@@ -27,6 +27,7 @@ from kvquilt.cli import (
     study,
     train,
     tune,
+    writers,
 )
 from kvquilt.cli.common import CONFIG, FLAGS, ExitCode, echo_json, wants_json, warn
 from kvquilt.errors import InputError, KvquiltError, ModelError, StoreError
@@ -121,6 +122,7 @@ app.command("serve")(serve.serve)
 app.add_typer(keys.app, name="keys")
 app.add_typer(store.app, name="store")
 app.add_typer(models.app, name="models")
+app.add_typer(writers.app, name="writers")
 app.add_typer(bench.app, name="bench")
 app.add_typer(study.app, name="study")
 app.command("demo")(demo.demo)

@@ -60,7 +60,8 @@ def check_base(what: str, base: Fingerprint, base_name: str, model: LanguageMode
     """Raise `WriterMismatchError`, saying what differs, unless `model` is the one that `what` was trained for."""
     names = [f.name for f in fields(Fingerprint)]
     if differing := [n for n in names if getattr(base, n) != getattr(model.fingerprint, n)]:
+        hint = "; `kvquilt writers rebind` takes it to another dtype of its model" if "dtype" in differing else ""
         raise WriterMismatchError(
             f"{what} was trained for {base_name or 'another model'} in {base.dtype}, not for {model.name} in "
-            f"{model.fingerprint.dtype}; what differs: {', '.join(differing)}"
+            f"{model.fingerprint.dtype}; what differs: {', '.join(differing)}{hint}"
         )
