@@ -7,6 +7,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import gguf as gguf_format
 import numpy as np
@@ -14,8 +15,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from kvquilt.config import Settings
 from kvquilt.errors import ModelError, ModelNotFoundError, UnsupportedModelError
 from kvquilt.model import gguf
+from kvquilt.model.load import load_model
 
 HIDDEN, LAYERS, INNER, HEADS, KV_HEADS = 32, 2, 64, 4, 2
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -320,3 +323,29 @@ def test_a_file_that_cannot_be_read_is_named(tiny: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(gguf, "_sha256", refused)
     with pytest.raises(ModelNotFoundError, match=r"tiny\.gguf: cannot be read: Permission denied"):
         gguf.convert_gguf(tiny, tmp_path, "float32")
+
+
+@pytest.mark.parametrize(
+    ("has", "chosen"),
+    [
+        ({"architecture": "x86_64", "avx512_f": True, "avx512_bf16": False}, "float32"),
+        ({"architecture": "x86_64", "avx2": True}, "float32"),
+        ({"architecture": "x86_64", "avx512_bf16": True}, "bfloat16"),
+        ({"architecture": "x86_64", "amx_bf16": True}, "bfloat16"),
+    ],
+)
+def test_a_gguf_file_becomes_what_this_processor_computes_faster(
+    has: dict[str, Any],
+    chosen: str,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    settings = Settings(cache_dir=tmp_path)
+    assert load_model(str(tiny), settings=settings).fingerprint.dtype == chosen
+    assert not caplog.records
+    load_model(str(tiny), "bfloat16", settings=settings)
+    assert ("float32 is faster" in caplog.text) == (chosen == "float32"), "who asks for the slower one is told"

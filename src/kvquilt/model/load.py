@@ -37,7 +37,7 @@ def load_model(
     Args:
         name_or_path: folder or ``.gguf`` file, else a name inside `settings.models_dir`, else ``smollm2`` or a Hugging
             Face id.
-        dtype: ``bfloat16``, ``float16`` or ``float32``; the model's own if not given (bfloat16 for GGUF files).
+        dtype: ``bfloat16``, ``float16`` or ``float32``; the model's own if not given (`gguf_dtype` for GGUF files).
         device: a torch device; CUDA if there is one, else the CPU.
         threads: sets torch's thread count for the process; left alone if not given.
 
@@ -63,9 +63,22 @@ def load_model(
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelNotFoundError(f"{name_or_path}: the weights could not be loaded: {error}") from error
     hf.to(place)  # type: ignore[arg-type]
-    if hf.dtype == torch.bfloat16 and place.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if hf.dtype == torch.bfloat16 and place.type == "cpu" and not _bfloat16_on_cpu():
         log.warning("%s: this CPU has no instructions for bfloat16; float32 is faster on it", name_or_path)
     return LanguageModel.wrap(hf, tokenizer, name_or_path, weights_digest(hf, Path(source), settings.cache_dir))
+
+
+def gguf_dtype() -> str:
+    """What a GGUF file is unpacked to unless told: it is in neither, so whatever this machine computes faster."""
+    return "bfloat16" if torch.cuda.is_available() or _bfloat16_on_cpu() else "float32"
+
+
+def _bfloat16_on_cpu() -> bool:
+    """Has it instructions for that? Without them a forward takes several times as long as in float32."""
+    has = torch.cpu.get_capabilities()
+    if has.get("architecture") == "x86_64":
+        return any(has.get(name) for name in ("avx512_bf16", "amx_bf16", "avx10_1"))
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # true of any AVX512, which says nothing there
 
 
 def resolve(name_or_path: str, dtype: str | None, settings: Settings) -> str:
@@ -80,9 +93,9 @@ def resolve(name_or_path: str, dtype: str | None, settings: Settings) -> str:
     if path.is_dir():
         return str(path)
     if path.is_file() and path.suffix == ".gguf":
-        return str(convert_gguf(path, settings.cache_dir, dtype or "bfloat16"))
+        return str(convert_gguf(path, settings.cache_dir, dtype or gguf_dtype()))
     if name_or_path == "smollm2":
-        return str(smollm2_folder(settings.cache_dir, dtype or "bfloat16"))
+        return str(smollm2_folder(settings.cache_dir, dtype or gguf_dtype()))
     if path.exists() or path.is_absolute() or name_or_path.startswith((".", "~")) or path.suffix == ".gguf":
         raise ModelNotFoundError(f"{name_or_path}: not a model folder or a .gguf file")
     if "/" not in name_or_path:
