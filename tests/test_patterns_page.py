@@ -103,3 +103,24 @@ def test_what_is_not_there_is_passed_over(tmp_path: Path) -> None:
         run["arms"].append({**run["arms"][2], "method": name, "scored": None})
     (tmp_path / "eval" / "made-up.json").write_text(json.dumps([run]))
     assert not any("kv-packet" in row[0] and "<" in row[0] for row in cells(patterns.pattern_section(tmp_path)))
+
+
+@pytest.mark.parametrize(("against", "verdict"), [("none:writer=isolated", "agrees"), ("none", "agrees in 1 of 3")])
+def test_attention_is_held_against_documents_encoded_alone_where_they_are(
+    tmp_path: Path, against: str, verdict: str
+) -> None:
+    distances = {"none": (1.0, 1.0), "none:writer=isolated": (10.0, 2.0), "kv-packet": (1.0, 1.8), "sempic": (9.0, 1.2)}
+    arms = [
+        {"method": name, "items": 3, "distance": {"raw": {"front": front, "interior": interior}}}
+        for name, (front, interior) in distances.items()
+        if name != "none:writer=isolated" or name == against
+    ]
+    (tmp_path / "attention-tiny.json").write_text(json.dumps({"about": {"task": "made-up"}, "arms": arms}))
+    ((_, found, said),) = cells(patterns.pattern_section(tmp_path))[2:]
+    assert found.startswith(f"`made-up`, to `{against}`: ")
+    assert said == verdict
+    if against != "none":
+        assert "`kv-packet` 0.1 in front, 0.9 inside, `sempic` 0.9 and 0.6" in found
+    without = [arm for arm in arms if arm["method"] != "sempic"]
+    (tmp_path / "attention-tiny.json").write_text(json.dumps({"about": {"task": "made-up"}, "arms": without}))
+    assert patterns.pattern_section(tmp_path) == []
