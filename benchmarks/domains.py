@@ -9,11 +9,11 @@ from pathlib import Path
 
 from kvquilt.engine import SYSTEM
 from kvquilt.errors import InputError
-from kvquilt.evaluation.biography import BiographyTask
-from kvquilt.evaluation.help_topics import HelpTopics
-from kvquilt.evaluation.hotpotqa import HotpotQA
-from kvquilt.evaluation.item import Item
-from kvquilt.evaluation.metrics import bare, bare_value
+from kvquilt.evaluation.tasks.biography import BiographyTask
+from kvquilt.evaluation.tasks.help_topics import HelpTopics
+from kvquilt.evaluation.tasks.hotpotqa import HotpotQA
+from kvquilt.evaluation.tasks.item import Item
+from kvquilt.evaluation.tasks.metrics import bare, bare_value
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.template import PromptTemplate
 from kvquilt.tokens import encoder

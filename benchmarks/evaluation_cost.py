@@ -25,10 +25,10 @@ from typing import Any
 from kvquilt.bench import environment, portable
 from kvquilt.config import Settings
 from kvquilt.engine import Engine
-from kvquilt.evaluation.biography import BiographyTask
-from kvquilt.evaluation.run import Run, RunProgress
-from kvquilt.evaluation.run_config import RunConfig
-from kvquilt.evaluation.summarising import summarise
+from kvquilt.evaluation.figures.summarising import summarise
+from kvquilt.evaluation.run.config import RunConfig
+from kvquilt.evaluation.run.run import Run, RunProgress
+from kvquilt.evaluation.tasks.biography import BiographyTask
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.load import load_model
 from kvquilt.store import Store

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 
 from kvquilt.document import Document
-from kvquilt.evaluation.item import Item
+from kvquilt.evaluation.tasks.item import Item
 
 SYSTEM = "Answer with the bare value."
 GIVEN = """

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from kvquilt.evaluation.biography import SYSTEM, BiographyTask
+from kvquilt.evaluation.tasks.biography import SYSTEM, BiographyTask
 from kvquilt.model.graph import Read, frozen
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.template import PromptTemplate

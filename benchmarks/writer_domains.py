@@ -31,7 +31,7 @@ from kvquilt.bench import environment
 from kvquilt.config import Settings
 from kvquilt.engine import Engine
 from kvquilt.errors import InputError
-from kvquilt.evaluation.metrics import Counts, bag_counts, micro_f1_bag
+from kvquilt.evaluation.tasks.metrics import Counts, bag_counts, micro_f1_bag
 from kvquilt.fidelity import Spoken, compare, truth
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.load import load_model

@@ -24,9 +24,9 @@ import torch
 from kvquilt.bench import environment
 from kvquilt.config import Settings
 from kvquilt.engine import Engine
-from kvquilt.evaluation.biography import SYSTEM, BiographyTask
-from kvquilt.evaluation.item import Item
-from kvquilt.evaluation.metrics import Counts, bag_counts, bare_value, f1_recovery, micro_f1_bag
+from kvquilt.evaluation.tasks.biography import SYSTEM, BiographyTask
+from kvquilt.evaluation.tasks.item import Item
+from kvquilt.evaluation.tasks.metrics import Counts, bag_counts, bare_value, f1_recovery, micro_f1_bag
 from kvquilt.fidelity import Spoken, compare, truth
 from kvquilt.model.load import load_model
 from kvquilt.placement import place_runs

@@ -26,7 +26,7 @@ from small_task import SYSTEM, exercises, items
 from kvquilt.bench import environment
 from kvquilt.config import Settings
 from kvquilt.engine import Engine
-from kvquilt.evaluation.metrics import Counts, f1_recovery
+from kvquilt.evaluation.tasks.metrics import Counts, f1_recovery
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.model.load import load_model
 from kvquilt.model.parts import PLAIN

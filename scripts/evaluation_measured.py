@@ -12,11 +12,11 @@ from typing import Any
 
 from methods_measured import RESULTS, table
 
-from kvquilt.evaluation.arms import FEWER, FULL, WITHOUT, find_arm
-from kvquilt.evaluation.damage import LEAST_BASE
-from kvquilt.evaluation.statistics import Interval
-from kvquilt.evaluation.table import interval, named, nats, nats_around
-from kvquilt.evaluation.tables import verdict
+from kvquilt.evaluation.figures.damage import LEAST_BASE
+from kvquilt.evaluation.figures.statistics import Interval
+from kvquilt.evaluation.figures.table import interval, named, nats, nats_around
+from kvquilt.evaluation.figures.tables import verdict
+from kvquilt.evaluation.run.arms import FEWER, FULL, WITHOUT, find_arm
 
 Row = dict[str, Any]
 

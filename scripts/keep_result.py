@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from kvquilt.errors import InputError, KvquiltError
-from kvquilt.evaluation.attention_summary import summarise_attention
-from kvquilt.evaluation.repair_budget_figures import figures
 from kvquilt.evaluation.report.told import read_told
 from kvquilt.evaluation.report.writing import write
-from kvquilt.evaluation.run_folder import EvaluationFolder
+from kvquilt.evaluation.run.folder import EvaluationFolder
+from kvquilt.evaluation.studies.attention_summary import summarise_attention
+from kvquilt.evaluation.studies.repair_budget_figures import figures
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 LARGEST = 200_000  # bytes of a file that is kept

@@ -13,11 +13,11 @@ from typing import Any
 from evaluation_measured import Run, runs_of
 from methods_measured import RESULTS, table
 
-from kvquilt.evaluation.arms import FEWER, find_arm
-from kvquilt.evaluation.repair_budget_arms import NONE
-from kvquilt.evaluation.statistics import Interval
-from kvquilt.evaluation.table import interval
-from kvquilt.evaluation.target_hits import BM25, DENSITY, MASS
+from kvquilt.evaluation.figures.statistics import Interval
+from kvquilt.evaluation.figures.table import interval
+from kvquilt.evaluation.run.arms import FEWER, find_arm
+from kvquilt.evaluation.studies.repair_budget_arms import NONE
+from kvquilt.evaluation.studies.target_hits import BM25, DENSITY, MASS
 
 Row = dict[str, Any]
 Said = tuple[str, str]  # what is found, and whether it agrees

@@ -9,7 +9,7 @@ from typing import Any
 
 from methods_measured import RESULTS, table
 
-from kvquilt.evaluation.repair_budget_text import remarks, study_tables
+from kvquilt.evaluation.studies.repair_budget_text import remarks, study_tables
 
 Found = dict[str, Any]
 

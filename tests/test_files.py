@@ -14,7 +14,7 @@ import pytest
 from kvquilt import files
 from kvquilt.cli.ask import LAST_ANSWER, _remember
 from kvquilt.errors import InputError, StoreUnavailableError
-from kvquilt.evaluation.run_folder import EvaluationFolder
+from kvquilt.evaluation.run.folder import EvaluationFolder
 from kvquilt.files import add_line, held, write_atomically
 from kvquilt.ledger import Ledger
 from kvquilt.training.folder import RunFolder

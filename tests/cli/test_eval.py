@@ -13,11 +13,11 @@ import pytest
 from filelock import FileLock
 
 from kvquilt.errors import InputError
-from kvquilt.evaluation.preparing import Preparation
-from kvquilt.evaluation.sounding import Sounder
+from kvquilt.evaluation.run.preparing import Preparation
+from kvquilt.evaluation.run.sounding import Sounder
 from kvquilt.files import held
 from tests.cli.conftest import Run
-from tests.evaluation.test_squad import article
+from tests.evaluation.tasks.test_squad import article
 
 METHODS = "none;epic:k=2,writer=isolated;fewer-documents:1"
 ARMS = ["full", "no-context", "none", "epic:k=2,writer=isolated", "fewer-documents:1", "full-again"]
@@ -141,7 +141,7 @@ def test_lines_are_told_where_nothing_is_timed(
     def small(*arguments: Any) -> Any:
         raise InputError("memory_bytes", "none read from disk; the memory tier must hold the documents", 0)
 
-    monkeypatch.setattr("kvquilt.evaluation.run_timing.first_tokens", small)
+    monkeypatch.setattr("kvquilt.evaluation.run.in_turns.first_tokens", small)
     failed = evaluate(run, task, tmp_path / "run")
     assert failed.code == 0
     assert "first tokens were not timed: memory_bytes: none read from disk" in failed.err

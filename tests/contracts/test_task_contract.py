@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from kvquilt.errors import InputError
-from kvquilt.evaluation.grading import Metric
-from kvquilt.evaluation.item import Item
-from kvquilt.evaluation.leakage import check_apart, check_documents_apart, digests, manifest
-from kvquilt.evaluation.task import Task
-from kvquilt.evaluation.tasks import TASKS, find_task
-from tests.evaluation import test_dialogue, test_hotpotqa, test_jsonl, test_musique, test_squad
+from kvquilt.evaluation.tasks.by_name import TASKS, find_task
+from kvquilt.evaluation.tasks.grading import Metric
+from kvquilt.evaluation.tasks.item import Item
+from kvquilt.evaluation.tasks.leakage import check_apart, check_documents_apart, digests, manifest
+from kvquilt.evaluation.tasks.task import Task
+from tests.evaluation.tasks import test_dialogue, test_hotpotqa, test_jsonl, test_musique, test_squad
 
 FORMS: dict[str, Callable[[], Any]] = {  # name -> what a file of its form holds
     "hotpotqa": lambda: [

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvquilt.errors import InputError, LeakageError
-from kvquilt.evaluation.leakage import known
+from kvquilt.evaluation.tasks.leakage import known
 from kvquilt.passages import read_passages
 from kvquilt.prompt import Document
 from kvquilt.template import PromptTemplate

@@ -36,8 +36,8 @@ from kvquilt.cli.work import open_engine
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
-    from kvquilt.evaluation.run_config import RunConfig
-    from kvquilt.evaluation.task import Task
+    from kvquilt.evaluation.run.config import RunConfig
+    from kvquilt.evaluation.tasks.task import Task
 
 
 def evaluate(
@@ -89,7 +89,7 @@ def evaluate(
     )
     from kvquilt.bench import portable
     from kvquilt.cli.eval_view import go
-    from kvquilt.evaluation.run import Run
+    from kvquilt.evaluation.run.run import Run
 
     asked = task_of(task)  # whatever is wrong with it is found before a model is loaded
     names, writers = arms_of("--methods", methods, writer or ())
@@ -124,8 +124,8 @@ def evaluate(
 
 
 def _config(task: Task, names: Sequence[str], silent: Sequence[str], new_tokens: int | None) -> RunConfig:
-    from kvquilt.evaluation.arms import AGAIN
-    from kvquilt.evaluation.run_config import RunConfig
+    from kvquilt.evaluation.run.arms import AGAIN
+    from kvquilt.evaluation.run.config import RunConfig
 
     return RunConfig(
         methods=tuple(dict.fromkeys((*names, AGAIN))),  # no table without the noise floor

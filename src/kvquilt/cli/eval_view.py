@@ -12,9 +12,9 @@ from kvquilt.cli.watching import TRYING, watching
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
-    from kvquilt.evaluation.run import Finished, Run, RunProgress
-    from kvquilt.evaluation.summary import Summary
-    from kvquilt.evaluation.timed_prompt import TimedPrompt
+    from kvquilt.evaluation.figures.summary import Summary
+    from kvquilt.evaluation.run.run import Finished, Run, RunProgress
+    from kvquilt.evaluation.run.timed_prompt import TimedPrompt
 
 
 def go(run: Run, as_json: bool, timed: int) -> Finished:
@@ -23,7 +23,7 @@ def go(run: Run, as_json: bool, timed: int) -> Finished:
     Args:
         timed: on how many prompts first tokens are timed.
     """
-    from kvquilt.evaluation.summarising import summarise
+    from kvquilt.evaluation.figures.summarising import summarise
 
     seen: list[RunProgress] = []
     try:
@@ -49,7 +49,7 @@ def go(run: Run, as_json: bool, timed: int) -> Finished:
 
 def _kept(run: Run, total: int) -> int:
     """Lines that need not be made again: an item's are written together, and part of them begins anew."""
-    from kvquilt.evaluation.run_folder import EvaluationFolder
+    from kvquilt.evaluation.run.folder import EvaluationFolder
 
     there = EvaluationFolder(run.folder).count()
     return there - there % (total // len(run.items))
@@ -57,8 +57,8 @@ def _kept(run: Run, total: int) -> int:
 
 def _timed(run: Run, finished: Finished, prompts: int) -> Sequence[TimedPrompt]:
     """What is timed, or was; a prompt that cannot be is no reason to withhold the lines."""
-    from kvquilt.evaluation.run_timing import time_run
-    from kvquilt.evaluation.timed_prompt import read_timing
+    from kvquilt.evaluation.run.in_turns import time_run
+    from kvquilt.evaluation.run.timed_prompt import read_timing
 
     try:
         return time_run(run, finished, prompts, lambda n, of: warn(f"timing first tokens, prompt {n} of {of}"))
@@ -68,8 +68,8 @@ def _timed(run: Run, finished: Finished, prompts: int) -> Sequence[TimedPrompt]:
 
 
 def _show(run: Run, summary: Summary) -> None:
-    from kvquilt.evaluation.sentences import sentences
-    from kvquilt.evaluation.tables import tables, verdict
+    from kvquilt.evaluation.figures.sentences import sentences
+    from kvquilt.evaluation.figures.tables import tables, verdict
 
     groups = "" if summary.groups == summary.items else f" in {summary.groups} groups"
     split = f"Split {run.about['split']}: " if "split" in run.about else ""

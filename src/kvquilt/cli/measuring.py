@@ -16,7 +16,7 @@ from kvquilt.errors import ContextLengthError, InputError
 if TYPE_CHECKING:
     from kvquilt.config import Settings
     from kvquilt.engine import Engine
-    from kvquilt.evaluation.task import Task
+    from kvquilt.evaluation.tasks.task import Task
 
 OutFlag = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Folder that is filled; one that was stopped goes on.")
@@ -58,7 +58,7 @@ def task_of(written: str, engine: Engine | None = None) -> Task:
     Raises:
         InputError: names the option; LeakageError.
     """
-    from kvquilt.evaluation.tasks import find_task
+    from kvquilt.evaluation.tasks.by_name import find_task
     from kvquilt.tokens import encoder
 
     parts: dict[str, Any] = {}
@@ -75,7 +75,7 @@ def arms_of(option: str, written: str, given: Sequence[str] = ()) -> tuple[list[
     Raises:
         InputError: names the option: an arm that is none.
     """
-    from kvquilt.evaluation.arms import find_arm
+    from kvquilt.evaluation.run.arms import find_arm
 
     with told_within(option):
         names, folders = arms_and_writers(written, given)
@@ -90,7 +90,7 @@ def check_methods(names: Sequence[str], writers: Sequence[str], settings: Settin
     Raises:
         InputError: it cannot.
     """
-    from kvquilt.evaluation.arms import find_arm
+    from kvquilt.evaluation.run.arms import find_arm
 
     methods = [find_arm(name).method.name for name in names]
     check_helper(methods, settings)

@@ -39,7 +39,7 @@ from kvquilt.cli.watching import TRYING, watching
 from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
-    from kvquilt.evaluation.attention_summary import AttentionSummary
+    from kvquilt.evaluation.studies.attention_summary import AttentionSummary
 
 
 def attention(
@@ -72,8 +72,8 @@ def attention(
     )
     from kvquilt.bench import portable
     from kvquilt.cli.work import open_engine
-    from kvquilt.evaluation.attention_run import AttentionRun, find_attention_arms
-    from kvquilt.evaluation.attention_summary import summarise_attention
+    from kvquilt.evaluation.studies.attention_run import AttentionRun, find_attention_arms
+    from kvquilt.evaluation.studies.attention_summary import summarise_attention
 
     names, writers = arms_of("--methods", methods, writer or ())
     if not names:
@@ -102,7 +102,7 @@ def attention(
 
 
 def _write(summary: AttentionSummary, out: Path) -> None:
-    from kvquilt.evaluation.attention_plot import pictures
+    from kvquilt.evaluation.studies.attention_plot import pictures
     from kvquilt.files import write_atomically, writing
 
     with writing(out):

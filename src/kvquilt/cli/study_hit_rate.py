@@ -16,7 +16,7 @@ from kvquilt.errors import InputError
 
 if TYPE_CHECKING:
     from kvquilt.config import Settings
-    from kvquilt.evaluation.hit_rate_replay import Replayed
+    from kvquilt.evaluation.studies.hit_rate_replay import Replayed
 
 _OPTIONS = {
     name: f"--{name.replace('_', '-')}"
@@ -72,10 +72,10 @@ def hit_rate(
     """
     from kvquilt.bench import environment, portable
     from kvquilt.cli.bench import check_output
-    from kvquilt.evaluation.hit_rate import ARMS
-    from kvquilt.evaluation.hit_rate_model import find_size
-    from kvquilt.evaluation.hit_rate_study import HitRateStudy, table
-    from kvquilt.evaluation.hit_rate_trace import Traffic
+    from kvquilt.evaluation.studies.hit_rate import ARMS
+    from kvquilt.evaluation.studies.hit_rate_model import find_size
+    from kvquilt.evaluation.studies.hit_rate_study import HitRateStudy, table
+    from kvquilt.evaluation.studies.hit_rate_trace import Traffic
     from kvquilt.files import writing
 
     settings, _ = settings_of(context, model=model)
@@ -104,7 +104,7 @@ def hit_rate(
         again = _replayed(settings, replay, seed)
         result["replay"] = {"model": reader, **again.as_dict()}
     if plot is not None:
-        from kvquilt.evaluation.hit_rate_plot import plot as draw_plot
+        from kvquilt.evaluation.studies.hit_rate_plot import plot as draw_plot
 
         with writing(plot):
             plot.write_bytes(draw_plot(result))
@@ -131,8 +131,8 @@ def _replayed(settings: Settings, requests: int, seed: int) -> Replayed:
     from dataclasses import replace
 
     from kvquilt.cli.work import open_engine
-    from kvquilt.evaluation.hit_rate_replay import SMALL
-    from kvquilt.evaluation.hit_rate_replay import replay as replay_small
+    from kvquilt.evaluation.studies.hit_rate_replay import SMALL
+    from kvquilt.evaluation.studies.hit_rate_replay import replay as replay_small
 
     with open_engine(settings) as engine, watching("replaying", "prompts") as watch:
         return replay_small(engine, replace(SMALL, requests=requests, seed=seed), progress=watch)

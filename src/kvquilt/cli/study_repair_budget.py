@@ -42,8 +42,8 @@ from kvquilt.errors import InputError
 if TYPE_CHECKING:
     from kvquilt.dense import Encoder
     from kvquilt.engine import Engine
-    from kvquilt.evaluation.repair_budget import StudyProgress
-    from kvquilt.evaluation.repair_budget_settings import RepairBudget
+    from kvquilt.evaluation.studies.repair_budget import StudyProgress
+    from kvquilt.evaluation.studies.repair_budget_settings import RepairBudget
 
 _TASKS = ("biography",)
 _OPTIONS = {
@@ -119,7 +119,7 @@ def repair_budget(
     )
     from kvquilt.cli.work import open_engine, quiet_libraries
     from kvquilt.dense import find_encoder
-    from kvquilt.evaluation.repair_budget_settings import RepairBudget
+    from kvquilt.evaluation.studies.repair_budget_settings import RepairBudget
 
     more, writers = arms_of("--arms", arms or "", writer or ())
     asked = {written: task_of(written) for written in task or _TASKS}
@@ -166,7 +166,7 @@ def _go(
 ) -> None:
     from kvquilt.bench import portable
     from kvquilt.engine import Engine
-    from kvquilt.evaluation.repair_budget import RepairBudgetStudy
+    from kvquilt.evaluation.studies.repair_budget import RepairBudgetStudy
 
     def asking(system: str) -> Engine:
         reader = engine.reader
@@ -192,9 +192,9 @@ def _go(
 
 
 def _write(out: Path) -> dict[str, Any]:
-    from kvquilt.evaluation.repair_budget_figures import figures
-    from kvquilt.evaluation.repair_budget_plot import pictures
-    from kvquilt.evaluation.repair_budget_text import markdown
+    from kvquilt.evaluation.studies.repair_budget_figures import figures
+    from kvquilt.evaluation.studies.repair_budget_plot import pictures
+    from kvquilt.evaluation.studies.repair_budget_text import markdown
     from kvquilt.files import write_atomically, writing
 
     found = figures(out)
@@ -210,7 +210,7 @@ def _write(out: Path) -> dict[str, Any]:
 
 
 def _show(found: dict[str, Any], out: Path) -> None:
-    from kvquilt.evaluation.repair_budget_text import remarks, study_tables
+    from kvquilt.evaluation.studies.repair_budget_text import remarks, study_tables
 
     for table in study_tables(found):
         typer.echo(table.title)

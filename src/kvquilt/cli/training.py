@@ -15,8 +15,8 @@ from kvquilt.cli.work import passages_in, quiet_libraries
 from kvquilt.config import Settings
 from kvquilt.engine import SYSTEM
 from kvquilt.errors import InputError
-from kvquilt.evaluation.leakage import check_documents_apart, manifest
-from kvquilt.evaluation.tasks import find_task
+from kvquilt.evaluation.tasks.by_name import find_task
+from kvquilt.evaluation.tasks.leakage import check_documents_apart, manifest
 from kvquilt.model.load import load_model
 from kvquilt.template import PromptTemplate
 from kvquilt.tokens import encoder

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvquilt.errors import InputError
-from kvquilt.evaluation.lines import given_documents, given_text, given_texts, read_lines
+from kvquilt.evaluation.tasks.lines import given_documents, given_text, given_texts, read_lines
 from kvquilt.training.exercise import Exercise
 
 

@@ -9,11 +9,11 @@ from itertools import groupby
 from pathlib import Path
 
 from kvquilt.errors import InputError, nearest
-from kvquilt.evaluation.biography import SYSTEM as BIOGRAPHY
-from kvquilt.evaluation.biography import BiographyTask
-from kvquilt.evaluation.help_topics import HelpTopics
-from kvquilt.evaluation.hotpotqa import HotpotQA
-from kvquilt.evaluation.leakage import check_documents_apart
+from kvquilt.evaluation.tasks.biography import SYSTEM as BIOGRAPHY
+from kvquilt.evaluation.tasks.biography import BiographyTask
+from kvquilt.evaluation.tasks.help_topics import HelpTopics
+from kvquilt.evaluation.tasks.hotpotqa import HotpotQA
+from kvquilt.evaluation.tasks.leakage import check_documents_apart
 from kvquilt.model.language_model import LanguageModel
 from kvquilt.passages import Passages
 from kvquilt.template import PromptTemplate
@@ -81,7 +81,7 @@ class Reading:
         length: measures a text in tokens; `limit` of a task's paragraph.
         questions: where what the model asked is kept.
         room: tokens that must fit behind a question.
-        refused: documents that no question is made about; see `kvquilt.evaluation.leakage`.
+        refused: documents that no question is made about; see `kvquilt.evaluation.tasks.leakage`.
     """
 
     model: LanguageModel

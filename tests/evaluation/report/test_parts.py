@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from kvquilt.evaluation.report.told import read_told
-from kvquilt.evaluation.timed_prompt import TimedPrompt, write_timing
-from kvquilt.evaluation.timing import Timing
+from kvquilt.evaluation.run.timed_prompt import TimedPrompt, write_timing
+from kvquilt.evaluation.run.timing import Timing
 from tests.evaluation.report.test_report import ARMS, folder, report
 
 ABOUT = {"machine": "x86 <b>", "device": "cpu", "dtype": "float32", "threads": 1, "load": [0.5, 1.5]}

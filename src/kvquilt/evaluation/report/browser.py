@@ -10,7 +10,7 @@ from html import escape
 
 from kvquilt.evaluation.report.told import Told
 from kvquilt.evaluation.report.visible import visible
-from kvquilt.evaluation.run_folder import Line
+from kvquilt.evaluation.run.folder import Line
 from kvquilt.ledger import Spending
 
 _SAID = {True: ("right", "✓"), False: ("wrong", "✗"), None: ("silent", "·")}

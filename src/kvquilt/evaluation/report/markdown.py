@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from kvquilt.evaluation.figures.table import Table
+from kvquilt.evaluation.figures.tables import tables
 from kvquilt.evaluation.report.overview import environment, overview, remarks
 from kvquilt.evaluation.report.told import Told
 from kvquilt.evaluation.report.visible import visible
-from kvquilt.evaluation.table import Table
-from kvquilt.evaluation.tables import tables
 
 
 def markdown(runs: Sequence[Told]) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from kvquilt.evaluation.figures.sentences import sentences
+from kvquilt.evaluation.figures.table import Table, interval, named
+from kvquilt.evaluation.figures.tables import verdict
 from kvquilt.evaluation.report.told import Told
-from kvquilt.evaluation.sentences import sentences
-from kvquilt.evaluation.table import Table, interval, named
-from kvquilt.evaluation.tables import verdict
-from kvquilt.evaluation.timed_prompt import TimedPrompt
+from kvquilt.evaluation.run.timed_prompt import TimedPrompt
 
 
 def overview(runs: Sequence[Told]) -> Table:

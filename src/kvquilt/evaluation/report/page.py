@@ -7,16 +7,16 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
-from kvquilt.evaluation.arms import find_arm
-from kvquilt.evaluation.random_draws import is_random
+from kvquilt.evaluation.figures.random_draws import is_random
+from kvquilt.evaluation.figures.statistics import Interval
+from kvquilt.evaluation.figures.summary import ArmSummary
+from kvquilt.evaluation.figures.table import Table
+from kvquilt.evaluation.figures.tables import tables
 from kvquilt.evaluation.report.browser import browser, shown
 from kvquilt.evaluation.report.overview import environment, overview, remarks
 from kvquilt.evaluation.report.plot import Point, scatter
 from kvquilt.evaluation.report.told import Told
-from kvquilt.evaluation.statistics import Interval
-from kvquilt.evaluation.summary import ArmSummary
-from kvquilt.evaluation.table import Table
-from kvquilt.evaluation.tables import tables
+from kvquilt.evaluation.run.arms import find_arm
 
 
 def page(runs: Sequence[Told], most: int) -> str:

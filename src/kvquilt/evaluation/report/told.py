@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from kvquilt.errors import InputError
-from kvquilt.evaluation.arms import find_arms, measured
-from kvquilt.evaluation.run import Finished, read_finished
-from kvquilt.evaluation.run_folder import EvaluationFolder, Line, by_item
-from kvquilt.evaluation.run_forms import check_stored_items
-from kvquilt.evaluation.summarising import summarise
-from kvquilt.evaluation.summary import Summary
-from kvquilt.evaluation.timed_prompt import TimedPrompt, read_timing
+from kvquilt.evaluation.figures.summarising import summarise
+from kvquilt.evaluation.figures.summary import Summary
+from kvquilt.evaluation.run.arms import find_arms, measured
+from kvquilt.evaluation.run.folder import EvaluationFolder, Line, by_item
+from kvquilt.evaluation.run.line_forms import check_stored_items
+from kvquilt.evaluation.run.run import Finished, read_finished
+from kvquilt.evaluation.run.timed_prompt import TimedPrompt, read_timing
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Studies: hit rates, attention, and what a small repair budget is best spent on."""
