@@ -26,7 +26,8 @@ _ABOUT = (
     "First token: in full prefill's own time, median and quartiles of warmed-up rounds in which the arms took turns; "
     "the median of single readings carries no claim. Charged: what was computed again, choosing included, as a "
     "share of what reuse saves. Where full prefill is not clearly better than no documents, scores say "
-    "nothing about reuse, and none is shown."
+    "nothing about reuse, and none is shown. `benchmarks/writers32` is what `kvquilt writers rebind` makes of "
+    "`benchmarks/writers` for float32."
 )
 _README = (
     "Score, where full prefill is clearly better than no documents, and KL to full prefill in nats per token of its "
@@ -86,9 +87,22 @@ def readme_table(folder: Path = RESULTS) -> list[str]:
     if not runs:
         return []
     arms = [name for name in dict.fromkeys(name for run in runs for name in run.arms) if _chosen(name)]
-    heads = [f"`{r.about['task']}`, {r.about['model']} ({r.about['score']}, n = {r.summary['items']})" for r in runs]
+    heads = [
+        f"`{each}` ({r.about['score']}, n = {r.summary['items']})" for r, each in zip(runs, _names(runs), strict=True)
+    ]
     rows = [[_arm(name), *(_brief(run, run.arms.get(name)) for run in runs)] for name in arms]
-    return ["## Measured on tasks", "", _README, "", *table(["arm", *heads], rows)]
+    models = dict.fromkeys(f"{run.about['model']} in {run.about['dtype']}" for run in runs)
+    return ["## Measured on tasks", "", f"{', '.join(models)}. {_README}", "", *table(["arm", *heads], rows)]
+
+
+def _names(runs: list[Run]) -> list[str]:
+    """Of tasks, as short as tells them apart: with the model, and with the options, only where it takes them."""
+    forms = [
+        [run.task.partition(":")[0] for run in runs],
+        [run.task for run in runs],
+        [f"{run.task}, {run.about['model']}, {run.about['dtype']}" for run in runs],
+    ]
+    return [next((form[n] for form in forms if form.count(form[n]) == 1), forms[-1][n]) for n in range(len(runs))]
 
 
 def runs_of(folder: Path = RESULTS) -> list[Run]:

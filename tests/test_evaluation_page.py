@@ -149,8 +149,8 @@ def test_models_of_a_task_stand_together_and_tasks_across_in_the_readme(tmp_path
     began = [line.partition(":")[0] for line in lines if line.startswith(("### ", "tiny: ", "small: "))]
     assert began == ["### `made-up`", "tiny", "small", "### `other`", "tiny"]
     head, _, *found = cells(evaluation.readme_table(tmp_path))
-    assert head == ["arm", "`made-up`, tiny (contains_em, n = 3)", "`other`, tiny (contains_em, n = 3)",
-                    "`made-up`, small (contains_em, n = 3)"]  # fmt: skip
+    assert head == ["arm", "`made-up, tiny, float32` (contains_em, n = 3)", "`other` (contains_em, n = 3)",
+                    "`made-up, small, float32` (contains_em, n = 3)"]  # fmt: skip
     assert found == [
         ["`full`", "1.000", "1.000", "-"],
         ["`no-context`", "0.000, KL 0.500", "0.000, KL 0.500", "KL 0.500"],
@@ -158,6 +158,13 @@ def test_models_of_a_task_stand_together_and_tasks_across_in_the_readme(tmp_path
         ["`epic:k=2`", "0.667, KL 0.500", "0.667, KL 0.500", "-"],
         ["`fewer-documents:1`", "0.000, KL 0.500", "0.000, KL 0.500", "-"],
     ]
+
+
+def test_a_task_is_named_with_its_options_where_another_has_its_name(tmp_path: Path) -> None:
+    for name, task in (("a", "niah:kind=single"), ("b", "niah:kind=multikey"), ("c", "squad:somewhere.json")):
+        kept(tmp_path, name, low=0.25, task=task)
+    head = cells(evaluation.readme_table(tmp_path))[0]
+    assert [each.partition(" (")[0] for each in head[1:]] == ["`niah:kind=single`", "`niah:kind=multikey`", "`squad`"]
 
 
 def test_hit_rates_have_a_row_for_a_trace_and_a_column_for_an_arm(tmp_path: Path) -> None:
